@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -59,10 +60,22 @@ def unknown(kind: str, value: object, accepted: Iterable[str], *, listing: str =
 
 
 def nearest(value: object, names: Iterable[str], count: int = 3, cutoff: float = 0.5) -> list[str]:
-    """The names most similar to ``value``, whatever the case of letters; empty where none is similar."""
+    """The names most similar to ``value``, whatever the case of letters; empty where none is similar.
+
+    Where none is spelt alike, names that contain it as a word, or whose words begin with its letters, as
+    ``lr`` those of ``learning_rate``.
+    """
     by_lower = {name.lower(): name for name in names}
     asked = value.lower() if isinstance(value, str) else ""  # no name is similar to None
-    return [by_lower[name] for name in difflib.get_close_matches(asked, by_lower, n=count, cutoff=cutoff)]
+    found = difflib.get_close_matches(asked, by_lower, n=count, cutoff=cutoff)
+    if not found and len(asked) > 1:
+        found = [name for name in by_lower if asked in _words(name)]
+        found = found or [name for name in by_lower if asked == "".join(w[0] for w in _words(name) if w)]
+    return [by_lower[name] for name in found[:count]]
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[\W_]+", name.lstrip("-"))
 
 
 # The extra of pyproject.toml that installs a package that the layers do not need.

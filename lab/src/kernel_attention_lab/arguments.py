@@ -176,8 +176,21 @@ class _Line:
         """The error for an option that the command does not have."""
         options = [f"--{name}" for name in self.owners if not self.is_positional(name)]
         near = nearest(given, options, count=2, cutoff=0.7)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        hint = f"; did you mean {' or '.join(near)}?" if near else self.hint_of_mechanisms(given)
         return InputError(f"{self.command} has no option {given}{hint} ({self.see})")
+
+    def hint_of_mechanisms(self, given: str) -> str:
+        """Where an option of mechanisms is written; empty where none has it."""
+        if "attention" not in self.owners:
+            return ""
+        from kernel_attention.mechanisms import list_attention
+
+        option = given.lstrip("-").partition("=")[0]
+        names = [mechanism.name for mechanism in list_attention() if option in mechanism.options]
+        if not names:
+            return ""
+        name = "primal" if "primal" in names else names[0]
+        return f"; it is an option of {', '.join(names)}: --attention '{{{name}: {{{option}: ...}}}}'"
 
 
 class _Parser(argparse.ArgumentParser):

@@ -112,7 +112,7 @@ def test_a_run_without_kept_weights_has_no_course(refused, trained, waves):
         (["--layers", "7"], "layers: index 7 is out of range; the model has 2 attention layers"),
         (["--layers", "first-3"], "layers: 'first-3' asks for more than the model's 2 attention layers"),
         (["--layers", "head"], "unknown layer 'head'"),
-        (["--layers", ","], "layers=[] names no layer"),
+        (["--layers", ","], "unknown layer ','"),
         (["--cases", "0"], "cases=0 must be a whole number of at least 1"),
         (["--cases", "many"], "--cases 'many' must be a whole number"),
         (["--output", "file.txt/out"], "output file.txt/out: cannot be written"),

@@ -20,6 +20,11 @@ from runs.small_runs import write_recipe
         ("train demo --epoch 3", "train has no option --epoch; did you mean --epochs?"),
         ("train demo --learning-rte=3", "train has no option --learning-rte; did you mean --learning_rate?"),
         ("train demo --nonsense", "train has no option --nonsense (see: kernel-attention train --help)"),
+        (
+            "train demo --eta 0.1",
+            "no option --eta; it is an option of primal, primal_values, multilinear, kernel_gp: --attention "
+            "'{primal: {eta: ...}}' (see",
+        ),
         ("train demo --attention.primal.rank 3", "train has no option --attention.primal.rank"),
         ("train demo --seeds+ 3", "train has no option --seeds+; did you mean --seeds?"),
         ("train demo more", "unrecognized arguments: more"),
@@ -58,6 +63,7 @@ from runs.small_runs import write_recipe
         ("evaluate missing --output x.txt", "output x.txt: the name must end in .csv or .json"),
         ("predict run", "the following arguments are required: file"),
         ("predict run x.npy --seed first", "--seed 'first' must be a whole number"),
+        ("reproduce lra", "unknown suite 'lra'; did you mean 'primal_attention_lra' or"),
         ("list datasts", "unknown list 'datasts'; did you mean 'datasets'?"),
         ("list attention --attention primal", "list has no option --attention"),
     ],

@@ -17,6 +17,7 @@ RATES = "--grid learning_rate=0.001,0.01"
         ("RECIPE", "a sweep needs a space: --grid KEY=VALUES, --range KEY=LOW,HIGH or --space FILE"),
         (f"dmo {RATES}", "unknown recipe 'dmo'; did you mean 'demo'?"),
         ("RECIPE --grid learning_rte=1", "unknown key of the space 'learning_rte'; did you mean"),
+        ("RECIPE --grid lr=1", "unknown key of the space 'lr'; did you mean 'learning_rate'?"),
         ("RECIPE --grid learning_rate", "--grid 'learning_rate' must be KEY=VALUES, such as"),
         ("RECIPE --grid learning_rate=", "must be KEY=VALUES"),
         ("RECIPE --grid learning_rate=[0.1", "not valid YAML"),

@@ -8,11 +8,14 @@ import re
 import pytest
 import torch
 
+from kernel_attention_lab.benchmarking import machine
+
 TINY = "--length 8 16 --embed-dim 8 --batch-size 2 --threads 1 --rounds 1 --memory false".split()  # noqa: SIM905
 
 
 @pytest.fixture(autouse=True)
-def _threads():
+def _threads(monkeypatch):
+    monkeypatch.setattr(machine, "load", lambda: [0.0, 0.0, 0.0])
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -30,6 +33,14 @@ def test_contenders_and_sizes_of_ones_own(cli, here):
     assert record["plan"]["contenders"] == ["sdpa", "linear", "primal (rank 2)"]
     assert [cell["setting"]["length"] for cell in record["cells"]] == [8, 16]
     assert sorted(path.name for path in here.iterdir()) == ["out"]
+
+
+def test_a_busy_machine_is_said(cli, monkeypatch, here):
+    monkeypatch.setattr(machine, "load", lambda: [99.0, 1.0, 1.0])
+    sizes = ("--length", 8, "--embed-dim", 8, "--batch-size", 1, "--threads", 1, "--rounds", 1)
+    code, _, err = cli("bench", "linear", *sizes, "--memory", "false", "--output", "out")
+    assert code == 0
+    assert "note: the machine was busy before the first measurement (load 99.0 on " in err
 
 
 def test_a_suite(cli, here):

@@ -22,6 +22,7 @@ def err_of(cli, waves, tmp_path, brief):
     """Trains a small recipe for an epoch; what it wrote on standard error."""
 
     def run(*options, **changes):
+        note_once.cache_clear()
         recipe = write_recipe(tmp_path / "recipe.yaml", **{"epochs": 1} | changes)
         arguments = ("--data-root", waves, "--output", "run", "--progress", "false", *options)
         code, _, err = cli("train", recipe, *arguments)

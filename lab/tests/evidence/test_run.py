@@ -291,6 +291,19 @@ def test_two_workers_train_every_cell_once(suite, waves, capsys, monkeypatch):  
     assert "left to" not in capsys.readouterr().err
 
 
+def test_an_interrupted_suite_says_how_it_goes_on(suite, waves, monkeypatch, capsys):  # noqa: F811
+    from kernel_attention_lab.evidence import workers
+
+    def interrupted(*cells):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers, "run_cell", interrupted)
+    assert reproduce(suite, waves) == 1
+    said, goes_on = capsys.readouterr().err.splitlines()[-2:]
+    assert said == f"saved: all that is done, in {suite.parent / 'runs'} and {suite.parent / 'results'}"
+    assert goes_on == "resume: the same command goes on after it"
+
+
 def test_a_cell_that_fails_does_not_stop_the_others(suite, waves, monkeypatch, capsys):  # noqa: F811
     def diverging(recipe, *arguments, **options):
         if recipe.attention == "softmax":

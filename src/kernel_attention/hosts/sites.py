@@ -89,8 +89,9 @@ def select(key: object, sites: Sequence[Site]) -> list[Site]:
     if isinstance(key, str):
         if match := _PATTERN.fullmatch(key):
             return _by_pattern(key, match, numbered)
-        if "," in key:
-            return select(tuple(part.strip() for part in key.split(",") if part.strip()), sites)
+        parts = tuple(part.strip() for part in key.split(",") if part.strip())
+        if len(parts) > 1:
+            return select(parts, sites)
         if _INDEX.fullmatch(key) and not any(site.path.partition(".")[0] == key for site in sites):
             return select(int(key), sites)
         return [_by_name(key, sites, numbered)]

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from kernel_attention.errors import InputError
@@ -32,7 +33,7 @@ from kernel_attention_lab.cli.runs import (
 )
 from kernel_attention_lab.cli.training import init_command, train_command
 from kernel_attention_lab.extras import install_hint
-from kernel_attention_lab.plugins import load_plugins
+from kernel_attention_lab.plugins import load_plugins, require_plugins
 
 __all__ = ["main"]
 
@@ -64,6 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         command, options, keys = parse(sys.argv[1:] if argv is None else argv)
         with _safe_children(), notes_on_stderr():
             load_plugins(options.plugin)
+            _require_plugins_of_run(getattr(options, "run", None) or getattr(options, "resume", None))
             with_keys = _WITH_KEYS.get(command)
             code = _COMMANDS[command](options) if with_keys is None else with_keys(options, keys)
         sys.stdout.flush()
@@ -85,6 +87,18 @@ def main(argv: list[str] | None = None) -> int:
             raise
         return _refuse_place(error)
     return code
+
+
+def _require_plugins_of_run(folder: Any) -> None:
+    """InputError for a plugin that a run needs, before torch is imported, which takes seconds."""
+    if not isinstance(folder, str) or not (path := Path(folder) / "config.yaml").is_file():
+        return
+    from kernel_attention_lab.plain_yaml import read_yaml
+
+    keys = read_yaml(path)
+    names = keys.get("plugins") if isinstance(keys, dict) else None
+    if isinstance(names, list):
+        require_plugins(map(str, names))
 
 
 def _refuse(message: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_attention.atomic import write_text_atomically
 from kernel_attention.errors import InputError, writing
+from kernel_attention.notes import note
 from kernel_attention_lab.cli.progress import progress
 from kernel_attention_lab.options import Bench, Reproduce, Sweep
 from kernel_attention_lab.plugins import load_plugins, require_plugins
@@ -49,6 +51,7 @@ def bench_command(options: Bench) -> int:
             on_progress=on_progress,
             kept=lambda record: write_benchmark(record, folder),
         )
+    _note_busy(record["machine"])
     files = [*write_benchmark(record, folder), *_keep(record, options)]
     for table in benchmark_tables(record):
         console.print(table)
@@ -56,6 +59,16 @@ def bench_command(options: Bench) -> int:
         console.print(f"{entry['contender']}: absent ({entry['reason']})")
     console.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
     return 0
+
+
+def _note_busy(machine: Mapping[str, Any]) -> None:
+    """Note that other programs were running when the measurement began."""
+    load, processors = machine.get("load_before", []), os.cpu_count() or 1
+    if load and load[0] > processors / 2:
+        note(
+            f"the machine was busy before the first measurement (load {load[0]:.1f} on {processors} CPUs): "
+            "contenders measured beside other programs cannot be compared; measure again when it is idle"
+        )
 
 
 def _bench_folder(options: Bench) -> Path:
@@ -174,10 +187,17 @@ def reproduce_command(options: Reproduce) -> int:
         for start in untrained_starts(suite, cells, places):
             console.print(f"trained before them: {start.cell} of suite {start.suite.name}", markup=False)
         return 0
-    with progress(seconds=0) as on_progress:
-        outcome = run_cells(
-            suite, cells, places, on_progress, workers=options.workers, plugins=options.plugin
+    try:
+        with progress(seconds=0) as on_progress:
+            outcome = run_cells(
+                suite, cells, places, on_progress, workers=options.workers, plugins=options.plugin
+            )
+    except KeyboardInterrupt:
+        print(
+            f"interrupted\nsaved: all that is done, in {options.runs} and {options.results}", file=sys.stderr
         )
+        print("resume: the same command goes on after it", file=sys.stderr)
+        return 1
     for cell in outcome.left:
         print(f"{cell}: left to the process that works on it", file=sys.stderr)
     for failure in outcome.failures:

@@ -6,6 +6,7 @@ lock of its run folder, and a process goes on with the next cell where another h
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -172,6 +173,7 @@ def run_cell(suite: Suite, cell: Cell, places: Places, on_progress: OnProgress) 
                 resume=(folder / "config.yaml").is_file(),
                 progress=False,
                 begun=lambda: on_progress(f"{cell}: training, {recipe.duration}"),
+                on_row=_seldom(lambda row: on_progress(f"{cell}: {row['epoch']} of {recipe.rounds} rounds")),
             )
         _keep(suite, cell, places, folder)
         if lacking.diagnosis:
@@ -190,6 +192,19 @@ def run_cell(suite: Suite, cell: Cell, places: Places, on_progress: OnProgress) 
     except HeldByAnother:
         return False
     return True
+
+
+def _seldom(tell: Callable[[Any], None], seconds: float = 60.0) -> Callable[[Any], None]:
+    """A function that passes on what it is given, where this many seconds have passed since the last time."""
+    last = time.monotonic()
+
+    def passed(given: Any) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last >= seconds:
+            last = now
+            tell(given)
+
+    return passed
 
 
 def _diagnose(suite: Suite, cell: Cell, places: Places, folder: Path, on_progress: OnProgress) -> None:

@@ -11,7 +11,7 @@ from kernel_attention.analysis.layer_measures import QUANTITIES
 from kernel_attention.atomic import write_atomically
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, writing
-from kernel_attention_lab.reporting import plot_diagnostics, plot_over_training, write_report
+from kernel_attention_lab.reporting import write_report
 from kernel_attention_lab.runs.files import write_arrays, write_json
 from kernel_attention_lab.runs.saved import SavedRun
 from kernel_attention_lab.tasks.experiment import Experiment
@@ -77,9 +77,7 @@ def analyze_run(
             if examples:
                 write_arrays(folder / "examples.npz", examples)
             if output is not None:
-                _draw(report, folder)
-                if over_training:
-                    plot_over_training(courses[seed], folder / "over_training.svg")
+                _draw(report, folder, courses.get(seed))
     if output is None:
         write_report(run.folder)
     return reports
@@ -109,7 +107,11 @@ def _course(
     ]
 
 
-def _draw(report: DiagnosticsReport, folder: Path) -> None:
+def _draw(report: DiagnosticsReport, folder: Path, course: list[dict[str, Any]] | None) -> None:
+    from kernel_attention_lab.reporting import plot_diagnostics, plot_over_training  # bring matplotlib
+
+    if course is not None:
+        plot_over_training(course, folder / "over_training.svg")
     plot_diagnostics(report, folder / "diagnostics.svg")
     if any("attention_map" in layer.values for layer in report.layers):
         plot_diagnostics(report, folder / "attention.png", "maps")

@@ -20,7 +20,7 @@ import torch
 
 from kernel_attention.atomic import is_unfinished, remove_unfinished
 from kernel_attention.errors import InputError
-from kernel_attention.notes import note
+from kernel_attention.notes import note_once
 from kernel_attention.training.checkpoint import check_checkpoint
 from kernel_attention.training.devices import training_device, with_precision
 from kernel_attention.training.loop import check_trainer, fit
@@ -51,6 +51,7 @@ def train(
     resume: bool = False,
     progress: bool = True,
     begun: Callable[[], object] | None = None,
+    on_row: Callable[[dict[str, Any]], object] | None = None,
 ) -> dict[str, Any]:
     """Train and evaluate a recipe with every one of its seeds.
 
@@ -65,6 +66,7 @@ def train(
         resume: continue the run in ``output`` from its last checkpoint.
         progress: show a progress bar.
         begun: called once, when this process holds the run folder.
+        on_row: called with the figures of every round, such as those of an epoch.
 
     Returns:
         The content of ``summary.json``; nothing in the processes of torchrun but the first.
@@ -86,12 +88,12 @@ def train(
                 begun()
             if not resume:
                 for remark in recipe.remarks():
-                    note(remark)
+                    note_once(remark)
         if place.world > 1:
             end_with_torchrun()
         processes = held.enter_context(joined(place, device, recipe.sequence_shards))
         output, name = processes.told((output, name))  # each has the time of its own start in a default name
-        run = _Run(experiment, output, name, processes, device)
+        run = _Run(experiment, output, name, processes, device, on_row)
         results = [run.train_seed(seed, progress) for seed in recipe.seeds]
         if not place.is_first:
             return {}
@@ -290,6 +292,7 @@ class _Run:
     name: str
     processes: Processes
     device: torch.device
+    on_row: Callable[[dict[str, Any]], object] | None = None
 
     def train_seed(self, seed: int, progress: bool) -> dict[str, Any]:
         """Train and evaluate a seed; the content of its ``evaluation.json``, in the first process."""
@@ -357,13 +360,23 @@ class _Run:
         recipe = self.experiment.recipe
         names = recipe.loggers if self.processes.is_first else []
         loggers = RunLoggers(names, folder, self.name, recipe.keys())
-        recorder.on_row = loggers.tell_row
+        recorder.on_row = self._telling(loggers)
         is_done = False
         try:
             yield loggers
             is_done = True
         finally:
             loggers.close(is_done=is_done)
+
+    def _telling(self, loggers: RunLoggers) -> Callable[[dict[str, Any], int], object]:
+        """A function that tells a row and its step to whom it concerns."""
+
+        def tell(row: dict[str, Any], step: int) -> None:
+            loggers.tell_row(row, step)
+            if self.on_row is not None:
+                self.on_row(row)
+
+        return tell
 
 
 def _seed_everything(seed: int) -> None:

@@ -70,7 +70,7 @@ def recipe_template(given: dict[str, Any], data: TimeSeriesData | None, name: st
 
 
 def _described(data: TimeSeriesData) -> list[str]:
-    """What the data are, in lines."""
+    """Lines that say what the data are."""
     lengths = [len(sequence) for split in (data.train, data.test) for sequence in split.sequences]
     steps = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else str(max(lengths))
     lines = [

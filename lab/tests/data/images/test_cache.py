@@ -202,7 +202,7 @@ def test_a_set_that_is_not_there(tmp_path):
         InputError, match=r"dataset 'cifar_10': no such .*did you mean 'cifar10'\?.*data_root"
     ):
         load_images("cifar_10", tmp_path)
-    with pytest.raises(InputError, match="no data root was given"):
+    with pytest.raises(InputError, match=r"archive \(there is no data root to look in; set --data_root"):
         load_images("cifar10")
 
 

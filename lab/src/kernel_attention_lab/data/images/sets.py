@@ -185,9 +185,9 @@ def locate_images(name: str, data_root: str | os.PathLike[str] | None = None) ->
         return path
     near = nearest(name, [info.name for info in list_image_sets(root)])
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    looked = " and ".join(map(str, places)) or "no data root was given"
+    looked = f"looked in {' and '.join(map(str, places))}" if places else "there is no data root to look in"
     raise InputError(
-        f"dataset {name!r}: no such folder or archive{hint} (looked in {looked}; set --data_root or "
+        f"dataset {name!r}: no such folder or archive{hint} ({looked}; set --data_root or "
         "KERNEL_ATTENTION_DATA, or give a path)"
     )
 

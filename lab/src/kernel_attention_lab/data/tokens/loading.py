@@ -231,9 +231,9 @@ def _find(root: Path | None, names: Sequence[str], dataset: str) -> Path:
     for place in places:
         if place.is_dir():
             return place
-    looked = ", ".join(map(str, places)) or "no data root was given"
+    looked = f"looked for {', '.join(map(str, places))}" if places else "there is no data root to look in"
     raise InputError(
-        f"dataset {dataset}: no folder {' or '.join(names)} (looked for {looked}; set --data_root or "
+        f"dataset {dataset}: no folder {' or '.join(names)} ({looked}; set --data_root or "
         "KERNEL_ATTENTION_DATA)"
     )
 
