@@ -155,20 +155,66 @@ class Predict(Command):
     of text, or images.
 
     Args:
-        run: run folder.
+        run: run folder, or a file that AttentionClassifier.save or AttentionRegressor.save wrote.
         file: series; arrays are (cases, channels, time) as in aeon, tables as in training; for a run on texts
             a text file; for a run on images an image, or a folder or an archive of them.
         seed: seed of the model (default: the first of the run).
         output: write to this .csv or .json file (default: CSV, to the screen).
+        layout: of a table, where the run is a file of an estimator, as the next four; see init.
+        case_column: column of a table that names the case.
+        time_column: column of a long table that orders the steps of a case.
+        target_column: column of a table that is no channel (default: target).
+        channel_columns: columns of the channels (default: all other columns).
     """
 
     usage = "predict RUN FILE [options]"
-    summary = "predict new cases with a trained run"
+    summary = "predict new cases with a trained run, or with a classifier that Python saved"
 
     run: Name
     file: Name
     seed: int | None = None
     output: str | None = None
+    layout: Literal["auto", "long", "wide"] | None = None
+    case_column: str | None = None
+    time_column: str | None = None
+    target_column: str | None = None
+    channel_columns: list[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explain(Command):
+    """Explain the prediction for one series: which steps of which channels it rests on, by integrated
+    gradients, as a table and a picture.
+
+    Args:
+        run: run folder on time series, or a file that AttentionClassifier.save or AttentionRegressor.save
+            wrote.
+        file: series, as for predict.
+        case: the case, by its name in the file, or by its number from 0 (default: the first).
+        output: the picture, .svg, .png or .pdf.
+        nodes: gradients along the way; more are more exact.
+        seed: seed of the model (default: the first of the run).
+        layout: of a table, where the run is a file of an estimator, as the next four; see init.
+        case_column: column of a table that names the case.
+        time_column: column of a long table that orders the steps of a case.
+        target_column: column of a table that is no channel (default: target).
+        channel_columns: columns of the channels (default: all other columns).
+    """
+
+    usage = "explain RUN FILE [options]"
+    summary = "what the prediction for a series rests on, with a picture"
+
+    run: Name
+    file: Name
+    case: str | None = None
+    output: str = "explanation.svg"
+    nodes: int = 64
+    seed: int | None = None
+    layout: Literal["auto", "long", "wide"] | None = None
+    case_column: str | None = None
+    time_column: str | None = None
+    target_column: str | None = None
+    channel_columns: list[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -550,7 +596,7 @@ class List(Command):
 
 
 _ALL = (
-    Init, Train, Evaluate, Predict, Generate, Play, Analyze, Attack, Bench, Record, Reproduce, Sweep, Export,
-    Convert, Compare, List,
+    Init, Train, Evaluate, Predict, Explain, Generate, Play, Analyze, Attack, Bench, Record, Reproduce, Sweep,
+    Export, Convert, Compare, List,
 )  # fmt: skip
 COMMANDS: dict[str, type[Command]] = {command.__name__.lower(): command for command in _ALL}

@@ -66,7 +66,7 @@ _MOST_VALUES = 100_000
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _Loader(_SafeLoader):  # type: ignore[misc]
+class _Loader(_SafeLoader):
     """Reads 1e-3 as a number, as YAML 1.2 does, and refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:

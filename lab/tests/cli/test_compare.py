@@ -39,6 +39,8 @@ def test_runs_stand_in_one_table_and_one_page(cli, trained, other, here):
     assert float(second["mean"]) == pytest.approx((accuracy(other, 1) + accuracy(other, 2)) / 2)
     assert float(second["difference"]) == pytest.approx(accuracy(other, 1) - accuracy(trained, 1))
     assert (first["difference"], second["shared_seeds"]) == ("", "1")
+    assert "other minus run: " in out
+    assert "of the exact sign-flip test over cases" in out
     page = (here / "runs" / "comparison.html").read_text()
     assert f"{100 * accuracy(other, 2):.2f} %" in page
     assert page.count("<img ") >= 3, "the seeds, the loss and the accuracy"

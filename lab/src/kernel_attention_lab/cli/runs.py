@@ -14,6 +14,7 @@ from kernel_attention_lab.options import (
     Attack,
     Compare,
     Evaluate,
+    Explain,
     Export,
     Generate,
     Play,
@@ -22,6 +23,7 @@ from kernel_attention_lab.options import (
 )
 
 if TYPE_CHECKING:
+    from kernel_attention_lab.data import SeriesColumns
     from kernel_attention_lab.robustness.attack_plan import AttackStep
 
 
@@ -62,12 +64,59 @@ def predict_command(options: Predict) -> int:
     from kernel_attention_lab.runs.saved import load_run
 
     _check_output(options.output)
-    rows = load_run(options.run).predict(options.file, options.seed)
+    columns = _estimator_columns(options)
+    if columns is not None:
+        from kernel_attention_lab.runs.explain import predict_file
+
+        rows = predict_file(Path(options.run), Path(options.file), columns)
+    else:
+        rows = load_run(options.run).predict(options.file, options.seed)
     if options.output:
         _write_rows(rows, Path(options.output))
     else:
         sys.stdout.write(csv_text(rows))
     return 0
+
+
+def explain_command(options: Explain) -> int:
+    """Print what the prediction for a series rests on, and draw it."""
+    from rich.console import Console
+
+    from kernel_attention_lab.reporting.explanations import plot_explanation
+    from kernel_attention_lab.reporting.tables import explanation_table
+    from kernel_attention_lab.runs.explain import explain_estimator, explain_run
+    from kernel_attention_lab.runs.saved import load_run
+
+    output = Path(options.output)
+    if output.suffix not in (".svg", ".png", ".pdf"):
+        raise InputError(f"output {output}: the name must end in .svg, .png or .pdf")
+    if options.nodes < 1:
+        raise InputError(f"nodes={options.nodes} must be a whole number of at least 1")
+    columns = _estimator_columns(options)
+    asked = (Path(options.file), options.case)
+    if columns is not None:
+        found = explain_estimator(Path(options.run), *asked, options.nodes, columns)
+    else:
+        found = explain_run(load_run(options.run), *asked, options.seed, options.nodes)
+    sure = "" if found.probability is None else f", probability {found.probability:.3f}"
+    title = f"case {found.case}: {found.prediction}{sure}"
+    Console().print(explanation_table(title, found.channels, found.shares))
+    print(f"written: {plot_explanation(found.series, found.shares, found.channels, title, output)}")
+    return 0
+
+
+def _estimator_columns(options: Predict | Explain) -> SeriesColumns | None:
+    """The columns of a table for an estimator in a file; None for a run, which knows them."""
+    names = ("layout", "case_column", "time_column", "target_column", "channel_columns")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if not Path(options.run).is_file():
+        if given:
+            raise InputError(f"--{next(iter(given))} is for a file of an estimator; a run knows its columns")
+        return None
+    from kernel_attention_lab.data import SeriesColumns
+
+    fields = {"channel_columns": "channels"}
+    return SeriesColumns(**{fields.get(name, name.removesuffix("_column")): given[name] for name in given})
 
 
 def generate_command(options: Generate) -> int:
@@ -149,6 +198,7 @@ def compare_command(options: Compare) -> int:
     """Print several runs side by side, and write a page of them."""
     from rich.console import Console
 
+    from kernel_attention_lab.cli.paired_runs import paired_lines
     from kernel_attention_lab.reporting.run_comparison import (
         compare_runs,
         comparison_rows,
@@ -163,6 +213,8 @@ def compare_command(options: Compare) -> int:
         _write_rows(comparison_rows(comparison), Path(options.table))
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(comparison_table(comparison))
+    for line in paired_lines(comparison):
+        console.print(line, markup=False, soft_wrap=True)
     for remark in comparison.remarks:
         console.print(f"note: {remark}", markup=False, soft_wrap=True)
     console.print(f"page: {page}", markup=False, soft_wrap=True)

@@ -51,7 +51,7 @@ def _fitting_warmup(keys: dict[str, Any], typed: dict[str, Any]) -> dict[str, An
     counts = keys.get("warmup_epochs"), typed.get("epochs"), keys.get("epochs")
     if "warmup_epochs" in typed or not all(type(count) is int and count > 0 for count in counts):
         return {}
-    warmup, asked, epochs = counts
+    warmup, asked, epochs = map(int, counts)  # type: ignore[arg-type]
     return {"warmup_epochs": warmup * asked // epochs} if asked <= warmup < epochs else {}
 
 

@@ -194,7 +194,7 @@ def run_cell(suite: Suite, cell: Cell, places: Places, on_progress: OnProgress) 
     return True
 
 
-def _seldom(tell: Callable[[Any], None], seconds: float = 60.0) -> Callable[[Any], None]:
+def _seldom(tell: Callable[[Any], object], seconds: float = 60.0) -> Callable[[Any], None]:
     """A function that passes on what it is given, where this many seconds have passed since the last time."""
     last = time.monotonic()
 

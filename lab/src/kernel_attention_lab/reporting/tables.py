@@ -102,6 +102,7 @@ def evaluation_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
             the right cases are left out.
         title: the title above the table.
     """
+    rows = [_with_balanced_accuracy(row) for row in rows]
     keys = dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list))
     for hidden in ("seed", "correct_bits"):
         keys.pop(hidden, None)
@@ -109,6 +110,37 @@ def evaluation_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     cells = [[metric_name(key), *(format_metric(key, row.get(key)) for row in rows)] for key in keys]
     return text_table(title, head, cells, right=range(1, len(head)))
 
+
+def _with_balanced_accuracy(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures, with the balanced accuracy after the accuracy where classes differ in size."""
+    counts = [sum(cells) for cells in row.get("confusion_matrix") or () if sum(cells)]
+    if "accuracy" not in row or min(counts, default=0) == max(counts, default=0):
+        return dict(row)
+    shares = [cells[place] / sum(cells) for place, cells in enumerate(row["confusion_matrix"]) if sum(cells)]
+    found = {"seed": row.get("seed"), "accuracy": row["accuracy"]}
+    return {**found, "balanced_accuracy": statistics.fmean(shares), **row}
+
+
+def explanation_table(title: str, channels: Sequence[str], shares: Any) -> Table:
+    """The channels by their share in an answer, and the steps of each that count most.
+
+    Args:
+        title: above the table.
+        channels: c names.
+        shares: (N, c), an array.
+    """
+    whole = float(abs(shares).sum()) or 1.0
+    weights = abs(shares).sum(axis=0) / whole
+    rows = []
+    for channel in (-weights).argsort()[:_EXPLAINED].tolist():
+        steps = sorted((-abs(shares[:, channel])).argsort()[:3].tolist())
+        told = ", ".join(f"{step} ({shares[step, channel]:+.3g})" for step in steps)
+        rows.append([channels[channel], f"{100 * weights[channel]:.1f} %", told])
+    caption = "share of all that speaks for or against the answer; steps from 0, + speaks for it"
+    return text_table(title, ["channel", "share", "steps that count most"], rows, caption=caption, right=(1,))
+
+
+_EXPLAINED = 12  # channels at most
 
 # The figures of a layer that the tables show, and their headings.
 ATTENTION_HEADINGS = {
