@@ -27,7 +27,12 @@ from kernel_attention.solvers.kernel_pca_diagnostics import (
 from kernel_attention.solvers.kernel_pca_values import KernelPCAResult, KernelPCAValues, kernel_pca_values
 from kernel_attention.solvers.kernel_svd import kernel_svd
 from kernel_attention.solvers.kernel_svd_estimator import KernelSVD
-from kernel_attention.solvers.least_squares_svm import LeastSquaresSVM, least_squares_svm
+from kernel_attention.solvers.least_squares_svm import (
+    KernelLeastSquaresSVM,
+    LeastSquaresSVM,
+    kernel_least_squares_svm,
+    least_squares_svm,
+)
 from kernel_attention.solvers.multilinear_svd import Multilinear, multilinear_svd
 from kernel_attention.solvers.multilinear_svd_estimator import MultilinearSVD
 from kernel_attention.solvers.primal_kernel_svd import primal_kernel_svd, stochastic_kernel_svd
@@ -46,6 +51,7 @@ from kernel_attention.solvers.support_vector_expansion import (
 
 __all__ = [
     "EigenvalueRatios",
+    "KernelLeastSquaresSVM",
     "KernelMultilinear",
     "KernelPCAResult",
     "KernelPCAValues",
@@ -66,6 +72,7 @@ __all__ = [
     "kmlsvd_dual_objective",
     "kmlsvd_dual_scores",
     "kmlsvd_primal_scores",
+    "kernel_least_squares_svm",
     "least_squares_svm",
     "multilinear_svd",
     "primal_kernel_svd",

@@ -1,15 +1,15 @@
-"""The least-squares support vector machine with a linear kernel, and its leave-one-out predictions.
+"""The least-squares support vector machine, linear or of a kernel, and its leave-one-out predictions.
 
 Sources: Suykens, Vandewalle, "Least squares support vector machine classifiers", Neural Processing Letters
 1999; Cawley, Talbot, "Fast exact leave-one-out cross-validation of sparse least-squares support vector
 machines", Neural Networks 2004.
 
-Legend: n cases, F features, k targets.
+Legend: n cases, F features, k targets, m landmarks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ PENALTIES = tuple(10.0 ** (exponent / 2) for exponent in range(-1, -14, -1))
 """0.3 to 3e-7, half a decade apart."""
 
 _ROWS = 1024  # that the primal reads at once
+_RESOLVED = 1e-7  # of the largest eigenvalue of the landmarks' kernel matrix: smaller ones are rounding
 
 
 class LeastSquaresSVM(NamedTuple):
@@ -37,12 +38,25 @@ class LeastSquaresSVM(NamedTuple):
     left_out: Tensor
 
 
+class KernelLeastSquaresSVM(NamedTuple):
+    """The regression f(x) = sum_j k(x, x_j) A_j + b over the landmarks x_j.
+
+    ``coefficients`` A, (m, k); ``intercept`` b, (k,); ``penalty``, the chosen one; ``left_out``, (n, k).
+    """
+
+    coefficients: Tensor
+    intercept: Tensor
+    penalty: float
+    left_out: Tensor
+
+
 def least_squares_svm(
     features: Tensor,
     targets: Tensor,
     *,
     penalties: Sequence[float] = PENALTIES,
     sample_weight: Tensor | None = None,
+    loss: Callable[[Tensor], float] | None = None,
 ) -> LeastSquaresSVM:
     """Minimise lambda ||W||^2 + sum_i w_i ||y_i - W^T x_i - b||^2; leave-one-out errors choose lambda.
 
@@ -58,6 +72,7 @@ def least_squares_svm(
         penalties: those that are tried, all above 0. The one with the smallest sum of weighted squared
             leave-one-out errors is chosen, the first of equals.
         sample_weight: w_i, (n,), above 0; None: all 1.
+        loss: of the leave-one-out predictions (n, k) float64, which chooses the penalty instead.
 
     Raises:
         InputError: for arguments of other shapes, not finite, or out of range.
@@ -86,19 +101,9 @@ def least_squares_svm(
         squares, vectors = _eigen(gram)
         coordinates = torch.cat([centred(part) @ vectors for part in parts])
     # In these coordinates, centred cases as rows, the features are orthogonal with the lengths ``squares``.
-    moments = coordinates.mT @ wanted
     unit = squares.sum() / len(x) if squares.any() else 1.0
-    best: tuple[float, float, Tensor] | None = None
-    for penalty in penalties:
-        inverse = 1 / (squares + penalty * unit)
-        # A left-out case errs by its residual over one minus its leverage (Cawley & Talbot, eq. 8).
-        residual = wanted - coordinates @ (inverse[:, None] * moments)
-        residual /= (1 - share - coordinates.square() @ inverse)[:, None]
-        error = float(residual.square().sum())
-        if best is None or error < best[0]:
-            best = error, penalty, y - residual / root
-    assert best is not None
-    _, penalty, left_out = best
+    moments = coordinates.mT @ wanted
+    penalty, left_out = _chosen(coordinates, squares, unit, wanted, y, share, root, penalties, loss)
     inverse = 1 / (squares + penalty * unit)[:, None]
     if in_dual:
         weight = rows.mT @ (vectors @ (inverse * (vectors.mT @ wanted)))
@@ -108,6 +113,93 @@ def least_squares_svm(
     require_range("features", "the weights of their regression", weight, intercept, left_out)
     weight, intercept, left_out = (part.to(x.dtype) for part in (weight, intercept, left_out))
     return LeastSquaresSVM(weight, intercept, penalty, left_out)
+
+
+def kernel_least_squares_svm(
+    kernel: Tensor,
+    targets: Tensor,
+    *,
+    landmarks: Tensor | None = None,
+    penalties: Sequence[float] = PENALTIES,
+    sample_weight: Tensor | None = None,
+    loss: Callable[[Tensor], float] | None = None,
+) -> KernelLeastSquaresSVM:
+    """The machine of ``least_squares_svm`` on the features of a kernel, from the kernel matrix alone.
+
+    Args:
+        kernel: k(x_i, x_j), (n, n); with ``landmarks``, of the cases with the landmarks, (n, m).
+        targets: y_i, (n, k).
+        landmarks: the kernel matrix of the landmarks, (m, m). The machine is then that of the Nystrom features
+            (Williams & Seeger 2001), in time linear in n. None: every case is a landmark.
+        penalties: as in ``least_squares_svm``.
+        sample_weight: as in ``least_squares_svm``.
+        loss: as in ``least_squares_svm``.
+
+    Raises:
+        InputError: for arguments of other shapes, not finite, or out of range.
+    """
+    _check(kernel, targets, penalties, sample_weight)
+    square = kernel if landmarks is None else landmarks
+    if square.shape != (kernel.size(1), kernel.size(1)):
+        name = "kernel" if landmarks is None else "landmarks"
+        expected = (len(kernel),) * 2 if landmarks is None else (kernel.size(1),) * 2
+        raise InputError(f"{name} has shape {tuple(square.shape)}, expected {expected}")
+    if landmarks is not None:
+        values, vectors = _eigen(landmarks.detach().double())
+        kept = values > _RESOLVED * values[-1]
+        whitened = vectors[:, kept] / values[kept].sqrt()
+        if not kept.any():
+            whitened = torch.zeros_like(vectors[:, :1])
+        machine = least_squares_svm(
+            kernel.double() @ whitened, targets, penalties=penalties, sample_weight=sample_weight, loss=loss
+        )
+        return KernelLeastSquaresSVM(
+            whitened @ machine.weight, machine.intercept, machine.penalty, machine.left_out
+        )
+    matrix, y = kernel.detach().double(), targets.detach().double()
+    weights = y.new_ones(len(y)) if sample_weight is None else sample_weight.detach().to(y)
+    share, root = weights / weights.sum(), weights.sqrt()[:, None]
+    y_mean = share @ y
+    wanted = root * (y - y_mean)
+    mean = matrix @ share
+    squares, vectors = _eigen(root * (matrix - mean - mean[:, None] + share @ mean) * root.mT)
+    unit = squares.sum() / len(y) if squares.any() else 1.0
+    coordinates = vectors * squares.sqrt()
+    penalty, left_out = _chosen(coordinates, squares, unit, wanted, y, share, root, penalties, loss)
+    inverse = 1 / (squares + penalty * unit)[:, None]
+    dual = root * (vectors @ (inverse * (vectors.mT @ wanted)))
+    coefficients = dual - share[:, None] * dual.sum(dim=0)
+    intercept = y_mean - mean @ coefficients
+    require_range("kernel", "the coefficients of its machine", coefficients, intercept, left_out)
+    return KernelLeastSquaresSVM(coefficients, intercept, penalty, left_out)
+
+
+def _chosen(
+    coordinates: Tensor,
+    squares: Tensor,
+    unit: Tensor | float,
+    wanted: Tensor,
+    y: Tensor,
+    share: Tensor,
+    root: Tensor,
+    penalties: Sequence[float],
+    loss: Callable[[Tensor], float] | None,
+) -> tuple[float, Tensor]:
+    """The penalty of the smallest leave-one-out loss, and the predictions for left-out cases at it."""
+    moments = coordinates.mT @ wanted
+    leverages = coordinates.square()
+    best: tuple[float, float, Tensor] | None = None
+    for penalty in penalties:
+        inverse = 1 / (squares + penalty * unit)
+        # A left-out case errs by its residual over one minus its leverage (Cawley & Talbot, eq. 8).
+        residual = wanted - coordinates @ (inverse[:, None] * moments)
+        residual /= (1 - share - leverages @ inverse)[:, None]
+        left_out = y - residual / root
+        error = float(residual.square().sum()) if loss is None else loss(left_out)
+        if best is None or error < best[0]:
+            best = error, penalty, left_out
+    assert best is not None
+    return best[1], best[2]
 
 
 def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:

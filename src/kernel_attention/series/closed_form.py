@@ -1,0 +1,312 @@
+"""Least-squares SVMs on several views of series, in closed form, stacked by their leave-one-out predictions.
+
+Legend: n cases, c channels, n_i steps of case i, N steps that a view reads, F features, k outputs, m landmarks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernel_attention.series.splits import SequenceSplit, Standardizer
+from kernel_attention.series.views import (
+    CompetingKernels,
+    IntervalQuantiles,
+    RandomConvolutions,
+    Spectrum,
+    View,
+)
+from kernel_attention.solvers.least_squares_svm import kernel_least_squares_svm
+
+VIEWS = ("spectrum", "quantiles", "convolutions", "segments", "competing")
+"""Cheapest first: where the time is short, the last ones are left out."""
+MOST_STEPS = 4096
+"""Of a series that the views read; a longer one is resampled."""
+MOST_LANDMARKS = 1024
+"""Cases up to which the machines are exact; of more, these many carry the kernel."""
+
+_PENALTIES = tuple(10.0 ** (exponent / 2) for exponent in range(3, -11, -1))
+_FITTED_CASES = 64  # that give thresholds
+_TIMED_CASES = 4
+_CELLS_AT_ONCE = 2**19  # of 84 convolved series: they stay near the processor
+_SMALLEST_DEVIATION = 1e-6  # of a feature
+_START = 3.0  # sum of the weights; outputs of -1 and 1 become log-odds of 6
+_PRIOR_DEVIATION = 0.5  # of the logarithm of that sum
+_LARGEST_FEATURE = 1e18
+
+
+class ClosedForm(nn.Module):
+    """A linear map of the features of several views; its buffers are what ``fit_closed_form`` found.
+
+    Args:
+        in_features: c.
+        num_outputs: k, logits or values.
+        length: N. Series of other lengths are resampled to it, linearly in time.
+        views: names in ``VIEWS``.
+    """
+
+    input_mean: Tensor
+    input_std: Tensor
+    intercept: Tensor
+
+    def __init__(self, in_features: int, num_outputs: int, length: int, views: Sequence[str] = VIEWS) -> None:
+        super().__init__()
+        self.length = length
+        self.views = nn.ModuleDict({name: make_view(name, in_features, length) for name in views})
+        self.register_buffer("input_mean", torch.zeros(in_features, dtype=torch.float64))
+        self.register_buffer("input_std", torch.ones(in_features, dtype=torch.float64))
+        self.register_buffer("intercept", torch.zeros(num_outputs))
+        for name, view in self.views.items():
+            self.register_buffer(f"{name}_mean", torch.zeros(view.num_features))
+            self.register_buffer(f"{name}_weight", torch.zeros(view.num_features, num_outputs))
+
+    def resampled(self, x: Tensor) -> Tensor:
+        """Series (B, n_i, c), standardised and of N steps, (B, c, N); float32 unless x is float64."""
+        scaled = ((x.double() - self.input_mean) / self.input_std).to(x.dtype).mT
+        if scaled.size(-1) == self.length:
+            return scaled
+        return F.interpolate(scaled, size=self.length, mode="linear", align_corners=True)
+
+    def features(self, name: str, series: Tensor) -> Tensor:
+        """The features of a view of ``resampled`` series, (B, F), of a size that products of them have."""
+        return self.views[name](series).clamp(-_LARGEST_FEATURE, _LARGEST_FEATURE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, n_i, c) -> (B, k)."""
+        return self.outputs(self.resampled(x))
+
+    def outputs(self, series: Tensor) -> Tensor:
+        """(B, c, N) of ``resampled`` -> (B, k)."""
+        total = self.intercept.to(series)
+        for name in self.views:
+            mean, weight = getattr(self, f"{name}_mean"), getattr(self, f"{name}_weight")
+            total = total + (self.features(name, series) - mean.to(series)) @ weight.to(series)
+        return total
+
+    @torch.no_grad()
+    def predict(self, sequences: Sequence[np.ndarray]) -> Tensor:
+        """The outputs for series (n_i, c) of any lengths, (n, k) float32."""
+        parts = [self.outputs(series) for series in self.batches(sequences)]
+        return torch.cat(parts).nan_to_num(0.0)
+
+    def batches(self, sequences: Sequence[np.ndarray]) -> Iterator[Tensor]:
+        """The ``resampled`` series, float32, as many at a time as the views are fast with."""
+        at_once = min(max(_CELLS_AT_ONCE // (84 * self.length), 1), 64)
+        for start in range(0, len(sequences), at_once):
+            part = sequences[start : start + at_once]
+            yield torch.cat([self.resampled(torch.from_numpy(np.array(case)[None])).float() for case in part])
+
+
+def make_view(name: str, channels: int, length: int) -> View:
+    """A view of ``VIEWS`` for series of this form."""
+    if name == "spectrum":
+        return Spectrum(channels, length)
+    if name == "quantiles":
+        return IntervalQuantiles(channels, length)
+    if name == "convolutions":
+        return RandomConvolutions(channels, length, num_thresholds=8000)
+    if name == "segments":
+        return RandomConvolutions(channels, length, num_thresholds=1000, segments=8)
+    return CompetingKernels(channels, length)
+
+
+class ClosedFormFit(NamedTuple):
+    """A fitted module, and its output for every training case if that had been left out, (n, k) float32.
+
+    ``weights``: of the machines by name: of every view, and "all", on the sum of the views' kernels.
+    """
+
+    module: ClosedForm
+    left_out: Tensor
+    weights: dict[str, float]
+
+
+@torch.no_grad()
+def fit_closed_form(
+    split: SequenceSplit,
+    num_outputs: int,
+    max_len: int,
+    *,
+    is_regression: bool = False,
+    seed: int = 0,
+    views: Sequence[str] = VIEWS,
+    max_seconds: float | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> ClosedFormFit:
+    """Fit a least-squares SVM on every view and one on all of them, and stack them.
+
+    A kernel is the linear one of standardised features. The penalty of a machine is the one with the smallest
+    leave-one-out log-loss, or squared error. The machines' weights, none of them negative, minimise the same
+    loss of the sum of their leave-one-out predictions. Beyond 1,024 cases, a random choice of so many are the
+    landmarks of Nystrom's features, so that time and memory grow linearly with n.
+
+    Args:
+        split: the training cases.
+        num_outputs: k; classes have targets of -1 and 1.
+        max_len: steps that the views read, at most ``MOST_STEPS``.
+        is_regression: whether the targets are values.
+        seed: of the random views and landmarks.
+        views: names in ``VIEWS``.
+        max_seconds: a view that would pass this time is left out, except for the first.
+        on_progress: called with a line of text before every view.
+    """
+    started = time.monotonic()
+    scale = Standardizer.fit(split.sequences)
+    n, channels = len(split), split.sequences[0].shape[1]
+    length = min(max_len, MOST_STEPS)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(n, generator=generator)
+    places = order[:MOST_LANDMARKS].sort().values if n > MOST_LANDMARKS else torch.arange(n)
+    landmarks = [split.sequences[place] for place in places.tolist()]
+    sample = [split.sequences[place] for place in order[:_FITTED_CASES].tolist()]
+    targets = torch.as_tensor(split.targets)
+    wanted = targets.double().reshape(n, -1)
+    if not is_regression:
+        wanted = 2.0 * F.one_hot(targets, num_outputs).double() - 1
+    case_weights = None if split.weights is None else torch.as_tensor(split.weights).double()
+
+    def scaled_module(names: Sequence[str]) -> ClosedForm:
+        module = ClosedForm(channels, num_outputs, length, names)
+        module.input_mean.copy_(torch.from_numpy(scale.mean))
+        module.input_std.copy_(torch.from_numpy(scale.std))
+        return module
+
+    if n == 1:  # nothing is left when it is left out
+        module = scaled_module(views[:1])
+        module.intercept.copy_(wanted[0])
+        return ClosedFormFit(module, torch.zeros(1, num_outputs), {})
+    module = scaled_module(views)
+    fitted = torch.cat(list(module.batches(sample)))
+    kernels: dict[str, _Kernel] = {}
+    for number, name in enumerate(views, start=1):
+        if on_progress is not None:
+            on_progress(f"closed form: {name}, view {number} of {len(views)}")
+        before = time.monotonic()
+        module.views[name].fit(fitted, generator)
+        module.features(name, fitted[:_TIMED_CASES])
+        cost = (time.monotonic() - before) * n / _TIMED_CASES
+        if max_seconds is not None and kernels and before - started + cost > max_seconds:
+            continue
+        kernels[name] = _kernel_of(module, name, landmarks, None if len(places) == n else split.sequences)
+    if on_progress is not None:
+        on_progress(f"closed form: machines on {len(kernels)} views of {n} cases")
+
+    def loss(left_out: Tensor) -> float:
+        if is_regression:
+            errors = (left_out - wanted).square().mean(dim=-1)
+            return float(errors.mean() if case_weights is None else errors @ case_weights / n)
+        weights = fit_weights(left_out[None], targets, case_weights)
+        return _log_loss(weights[0] * left_out, targets, case_weights)
+
+    names = {name: [name] for name in kernels}
+    if len(kernels) > 1:
+        names["all"] = list(kernels)
+    machines = []
+    for members in names.values():
+        cross = sum(kernels[name].cross.double() for name in members)
+        square = None if len(places) == n else sum(kernels[name].square.double() for name in members)
+        machines.append(
+            kernel_least_squares_svm(
+                cross, wanted, landmarks=square, penalties=_PENALTIES, sample_weight=case_weights, loss=loss
+            )
+        )
+    scores = torch.stack([machine.left_out.double() for machine in machines])
+    weights = fit_weights(scores, wanted if is_regression else targets, case_weights)
+    found = dict(zip(names, weights.tolist(), strict=True))
+    used = [name for name in kernels if found[name] or found.get("all")]
+    fitted_views = module.views
+    module = scaled_module(used)
+    module.views = nn.ModuleDict({name: fitted_views[name] for name in used})
+    for weight, machine, members in zip(found.values(), machines, names.values(), strict=True):
+        if not weight:
+            continue
+        module.intercept += (weight * machine.intercept).float()
+        for name in members:
+            part = weight * kernels[name].rows.mT @ machine.coefficients.float()
+            getattr(module, f"{name}_weight").add_(part * kernels[name].factor[:, None])
+    for name in used:
+        getattr(module, f"{name}_mean").copy_(kernels[name].mean)
+    left_out = (weights[:, None, None] * scores).sum(dim=0).float()
+    return ClosedFormFit(module.eval(), left_out, found)
+
+
+class _Kernel(NamedTuple):
+    """The linear kernel of a view: (x - mean) * factor are features whose squared lengths are 1 on average."""
+
+    mean: Tensor  # (F,)
+    factor: Tensor  # (F,)
+    rows: Tensor  # the features of the landmarks, (m, F)
+    square: Tensor  # (m, m)
+    cross: Tensor  # (n, m)
+
+
+def _kernel_of(
+    module: ClosedForm, name: str, landmarks: list[np.ndarray], sequences: list[np.ndarray] | None
+) -> _Kernel:
+    """The kernel of a view with its landmarks; without sequences, these are all the cases."""
+    rows = torch.cat([module.features(name, series) for series in module.batches(landmarks)])
+    deviation, mean = torch.std_mean(rows, dim=0, correction=0)
+    varies = (deviation > _SMALLEST_DEVIATION) & deviation.isfinite()
+    factor = torch.where(varies, 1 / deviation.clamp_min(_SMALLEST_DEVIATION), 0.0)
+    factor = factor / varies.sum().clamp_min(1).sqrt()
+    rows = rows.sub_(mean).mul_(factor)
+    square = rows @ rows.mT
+    if sequences is None:
+        return _Kernel(mean, factor, rows, square, square)
+    cross = torch.cat(
+        [
+            module.features(name, series).sub_(mean).mul_(factor) @ rows.mT
+            for series in module.batches(sequences)
+        ]
+    )
+    return _Kernel(mean, factor, rows, square, cross)
+
+
+def fit_weights(scores: Tensor, targets: Tensor, case_weights: Tensor | None = None) -> Tensor:
+    """Weights w_v >= 0 of predictors, which minimise the loss of sum_v w_v scores_v, (v,) float64.
+
+    The loss is the log-loss of softmax for class indices, which the sum of the weights makes a temperature of,
+    or the squared error for values. The sum has a log-normal prior: where few cases are all right, it decides.
+
+    Args:
+        scores: (v, n, k) float64, of cases that did not train the predictors.
+        targets: (n,) int64, or (n, k) values.
+        case_weights: (n,); None: all 1.
+    """
+    is_regression = targets.is_floating_point()
+    middle = 1.0 if is_regression else _START
+    scores = scores.detach()
+    with torch.enable_grad():
+        logs = torch.full((len(scores),), middle / len(scores), dtype=torch.float64).log().requires_grad_()
+        optimizer = torch.optim.LBFGS(
+            [logs], lr=1.0, max_iter=50, tolerance_change=1e-7, line_search_fn="strong_wolfe"
+        )
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            weights = logs.exp()
+            mixed = torch.tensordot(weights, scores, dims=1)
+            if is_regression:
+                losses = (mixed - targets).square().mean(dim=-1)
+            else:
+                losses = F.cross_entropy(mixed, targets, reduction="none")
+            total = losses.sum() if case_weights is None else losses @ case_weights
+            prior = ((weights.sum() / middle).log() / _PRIOR_DEVIATION).square() / 2
+            total = total + prior
+            total.backward()
+            return total
+
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+    found = logs.detach().exp()
+    return torch.where(found > 1e-4 * found.max(), found, 0.0)
+
+
+def _log_loss(logits: Tensor, targets: Tensor, case_weights: Tensor | None) -> float:
+    losses = F.cross_entropy(logits, targets, reduction="none")
+    return float(losses.mean() if case_weights is None else losses @ case_weights / len(targets))

@@ -1,0 +1,339 @@
+"""Views of a series: features without a label, which a kernel machine reads in closed form.
+
+Sources: Dempster et al., "MiniRocket", KDD 2021, and Tan et al., "MultiRocket", DMKD 2022 (convolutions and
+first differences); Dempster et al., "Hydra", DMKD 2023 (competing kernels); Dempster et al., "QUANT",
+DMKD 2024 (quantiles of dyadic intervals); Barachant et al., "Multiclass brain-computer interface
+classification by Riemannian geometry", IEEE TBME 2012 (logarithms of covariances).
+
+Every view is a module whose buffers hold what it drew or took from the training series. All are
+differentiable almost everywhere.
+
+Legend: B cases, c channels, N steps (the same for all), F features.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+_TAPS = 9
+_GOLDEN_RATIO = (5**0.5 + 1) / 2
+_STEEPNESS = 100.0  # slope of a threshold, in deviations of what it divides
+_MOST_DILATIONS = 8
+_REPRESENTATIONS = 4
+_FITTED_STEPS = 4096  # whose quantiles are thresholds
+_SMALLEST_DEVIATION = 1e-3  # of a series, in deviations of the training data
+_SMALLEST_RESPONSE = 1e-9
+_COMPETING = 8  # kernels of a group
+_MOST_CORRELATED = 32  # channels whose covariances are read; beyond, their powers alone
+_SHRINKAGE = 0.1  # of a covariance towards a multiple of the identity
+_SMALLEST_POWER = 1e-6
+
+
+class View(nn.Module):
+    """Features of standardised series, (B, c, N) -> (B, F). ``fit`` sets what depends on the training data."""
+
+    num_features: int
+
+    def fit(self, x: Tensor, generator: torch.Generator) -> None:
+        """Draw and set the buffers from training series, (B, c, N)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c, N) -> (B, F)."""
+        raise NotImplementedError
+
+
+def dilations_of(length: int, most: int = _MOST_DILATIONS) -> list[int]:
+    """Powers of two, with which nine taps span at most the series; at least [1]."""
+    largest = max(math.log2(max((length - 1) / (_TAPS - 1), 1)), 0)
+    found = {int(2**exponent) for exponent in range(int(largest) + 1)}
+    return sorted(found)[-most:]
+
+
+class Convolutions(View):
+    """The base of views that convolve four representations of a series, each with several dilations.
+
+    The representations are the series, its first differences, and those of the series whose own mean and
+    deviation are removed.
+    """
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.dilations = dilations_of(length)
+
+    @property
+    def sets(self) -> int:
+        """Pairs of a representation and a dilation."""
+        return _REPRESENTATIONS * len(self.dilations)
+
+    def weights_of(self, number: int) -> Tensor:
+        """The kernels of a set, (K, c, 9)."""
+        raise NotImplementedError
+
+    def read(self, y: Tensor, number: int) -> Tensor:
+        """The features of what the kernels of a set give: (B, K, N) -> (B, F / sets)."""
+        raise NotImplementedError
+
+    def convolved(self, x: Tensor, number: int) -> Tensor:
+        """The kernels of a set over its representation, zeros outside: (B, c, N) -> (B, K, N)."""
+        kind, place = divmod(number, len(self.dilations))
+        if kind >= 2:
+            deviation, mean = torch.std_mean(x, dim=-1, correction=0, keepdim=True)
+            x = (x - mean) / (deviation + _SMALLEST_DEVIATION)
+        if kind % 2:
+            x = F.pad(x.diff(dim=-1), (1, 0))
+        dilation = self.dilations[place]
+        padding = dilation * (_TAPS // 2)
+        return F.conv1d(x, self.weights_of(number).to(x), padding=padding, dilation=dilation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c, N) -> (B, F)."""
+
+        def part(x: Tensor, number: int) -> Tensor:
+            return self.read(self.convolved(x, number), number)
+
+        if torch.is_grad_enabled() and x.requires_grad:  # the graph of all sets would not fit into memory
+            parts = [checkpoint(part, x, number, use_reentrant=False) for number in range(self.sets)]
+        else:
+            parts = [part(x, number) for number in range(self.sets)]
+        return torch.cat(parts, dim=1)
+
+
+class RandomConvolutions(Convolutions):
+    """Shares of steps, of the series or of each of its segments, whose convolutions exceed thresholds.
+
+    The 84 kernels of MiniRocket, each on random channels. The thresholds are quantiles of what the kernels
+    give on training series.
+
+    Args:
+        channels: c.
+        length: N.
+        num_thresholds: of all kernels and representations, about.
+        segments: parts of the series, each with a share of its own.
+    """
+
+    channel_weights: Tensor
+    thresholds: Tensor
+    slopes: Tensor
+    taps: Tensor
+    ramp: Callable[[Tensor], Tensor]
+
+    def __init__(self, channels: int, length: int, num_thresholds: int, segments: int = 1) -> None:
+        super().__init__(length)
+        segments = min(segments, length)
+        self.edges = [round(place * length / segments) for place in range(segments + 1)]
+        self.ramp = _ramp
+        self.register_buffer("taps", _kernels(), persistent=False)
+        shape = (self.sets, len(self.taps), max(num_thresholds // (self.sets * len(self.taps)), 1))
+        self.register_buffer("channel_weights", torch.zeros(*shape[:2], channels))
+        self.register_buffer("thresholds", torch.zeros(shape))
+        self.register_buffer("slopes", torch.ones(shape))
+        self.num_features = math.prod(shape) * segments
+
+    def fit(self, x: Tensor, generator: torch.Generator) -> None:
+        """Draw the channels; set the thresholds to quantiles of training series."""
+        sets, kernels, channels = self.channel_weights.shape
+        most = min(channels, _TAPS)
+        sizes = 2 ** (torch.rand(sets, kernels, 1, generator=generator) * math.log2(most + 1))
+        self.channel_weights.copy_(_ranks(sets, kernels, channels, generator) < sizes.floor().clamp(1, most))
+        places = torch.arange(1, self.thresholds.numel() + 1, dtype=torch.float64) * _GOLDEN_RATIO % 1
+        places = places.reshape(self.thresholds.shape)
+        for number in range(sets):
+            values = self.convolved(x, number).transpose(0, 1).flatten(1)
+            values = values[:, :: -(-values.size(1) // _FITTED_STEPS)].sort(dim=1).values
+            chosen = (places[number] * (values.size(1) - 1)).round().long()
+            self.thresholds[number] = values.gather(1, chosen)
+            deviation = values.std(dim=1, keepdim=True, correction=0).clamp_min(1e-6)
+            self.slopes[number] = _STEEPNESS / deviation
+
+    def weights_of(self, number: int) -> Tensor:
+        """The kernels of a set, (K, c, 9)."""
+        return self.taps[:, None] * self.channel_weights[number][..., None]
+
+    def read(self, y: Tensor, number: int) -> Tensor:
+        """The shares of steps beyond every threshold: (B, K, N) -> (B, F / sets)."""
+        thresholds, slopes = self.thresholds[number].to(y), self.slopes[number].to(y)
+        parts = []
+        for threshold, slope in zip(thresholds.unbind(-1), slopes.unbind(-1), strict=True):
+            # One threshold at a time: B K N Q numbers would not stay in the cache.
+            exceeding = self.ramp((y - threshold[:, None]) * slope[:, None])
+            parts += [exceeding[..., a:b].mean(dim=-1) for a, b in itertools.pairwise(self.edges)]
+        return torch.cat(parts, dim=1)
+
+
+class CompetingKernels(Convolutions):
+    """How strongly each random kernel of a group of eight responds where it responds most, or least.
+
+    Hydra counts the steps of least response; a sum of responses in its place has a gradient.
+
+    Args:
+        channels: c.
+        length: N.
+        groups: for every dilation and representation.
+    """
+
+    kernels: Tensor
+
+    def __init__(self, channels: int, length: int, groups: int = 8) -> None:
+        super().__init__(length)
+        self.groups = groups
+        shape = (self.sets, groups * _COMPETING, channels, _TAPS)
+        self.register_buffer("kernels", torch.zeros(shape))
+        self.num_features = 2 * shape[0] * shape[1]
+
+    def fit(self, x: Tensor, generator: torch.Generator) -> None:
+        """Draw the kernels: those of a group read the same random channels."""
+        sets, kernels, channels, taps = self.kernels.shape
+        drawn = torch.randn(sets, kernels, 1, taps, generator=generator)
+        drawn -= drawn.mean(dim=-1, keepdim=True)
+        drawn /= drawn.abs().sum(dim=-1, keepdim=True)
+        read = max(min(channels, _COMPETING) // 2, 1)
+        mask = _ranks(sets, self.groups, channels, generator) < read
+        self.kernels.copy_(drawn * mask.repeat_interleave(_COMPETING, dim=1)[..., None])
+
+    def weights_of(self, number: int) -> Tensor:
+        """The kernels of a set, (K, c, 9)."""
+        return self.kernels[number]
+
+    def read(self, y: Tensor, number: int) -> Tensor:
+        """Square roots of the mean responses of the winners: (B, K, N) -> (B, 2 K)."""
+        grouped = y.unflatten(1, (self.groups, _COMPETING))
+        parts = []
+        for signed in (grouped, -grouped):
+            wins = signed == signed.amax(dim=2, keepdim=True)
+            response = (signed * wins).clamp_min(0).mean(dim=-1)
+            parts.append(response.flatten(1).add(_SMALLEST_RESPONSE).sqrt())
+        return torch.cat(parts, dim=1)
+
+
+class IntervalQuantiles(View):
+    """Quantiles of dyadic intervals of the series, its first and second differences and its spectrum.
+
+    Args:
+        channels: c.
+        length: N.
+        depth: halvings; fewer where the intervals would be shorter than four steps.
+    """
+
+    def __init__(self, channels: int, length: int, depth: int = 5) -> None:
+        super().__init__()
+        self.plan = [
+            _intervals(steps, depth)
+            for steps in (length, max(length - 1, 1), max(length - 2, 1), length // 2 + 1)
+        ]
+        self.num_features = channels * sum(len(places) for plan in self.plan for *_, places in plan)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c, N) -> (B, F)."""
+        first = x.diff(dim=-1) if x.size(-1) > 1 else torch.zeros_like(x)
+        second = first.diff(dim=-1) if first.size(-1) > 1 else torch.zeros_like(first)
+        parts = []
+        for series, plan in zip((x, first, second, _amplitudes(x)), self.plan, strict=True):
+            for start, stop, places in plan:
+                ordered = series[..., start:stop].sort(dim=-1).values
+                parts.append(ordered[..., places].flatten(1))
+        return torch.cat(parts, dim=1)
+
+
+class Spectrum(View):
+    """Logarithms of the power in bands, and of the covariances of the channels in each of five wider bands.
+
+    The bands are evenly spaced on a logarithmic scale. A covariance is shrunk by a tenth towards a multiple of
+    the identity; of its matrix logarithm, the upper triangle is read.
+
+    Args:
+        channels: c.
+        length: N.
+        bands: of the powers.
+    """
+
+    def __init__(self, channels: int, length: int, bands: int = 24) -> None:
+        super().__init__()
+        self.bands = _bands(length // 2 + 1, bands)
+        self.wide = [(0, length // 2 + 1), *_bands(length // 2 + 1, 5)]
+        self.correlated = 1 < channels <= _MOST_CORRELATED
+        self.num_features = channels * len(self.bands)
+        if self.correlated:
+            self.num_features += len(self.wide) * channels * (channels + 1) // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c, N) -> (B, F)."""
+        spectrum = torch.fft.rfft(x - x.mean(dim=-1, keepdim=True), norm="ortho")
+        power = spectrum.real.square() + spectrum.imag.square()
+        means = [power[..., a:b].mean(dim=-1) for a, b in self.bands]
+        parts = [torch.stack(means, dim=-1).add(_SMALLEST_POWER).log().flatten(1)]
+        if self.correlated:
+            channels = x.size(1)
+            upper = torch.triu_indices(channels, channels)
+            weight = torch.where(upper[0] == upper[1], 1.0, 2**0.5).to(x)
+            identity = torch.eye(channels).to(x)
+            for a, b in self.wide:
+                pair = torch.cat((spectrum[..., a:b].real, spectrum[..., a:b].imag), dim=-1)
+                covariance = pair @ pair.mT / (b - a)
+                trace = covariance.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[:, None, None]
+                ramp = 1e-6 * torch.arange(1, channels + 1).diag().to(x)  # keeps the eigenvalues apart
+                covariance = (1 - _SHRINKAGE) * covariance + (_SHRINKAGE * trace + _SMALLEST_POWER) * identity
+                values, vectors = torch.linalg.eigh(covariance + trace * ramp)
+                logarithm = (vectors * values.clamp_min(1e-12).log()[:, None]) @ vectors.mT
+                parts.append(logarithm[:, upper[0], upper[1]] * weight)
+        return torch.cat(parts, dim=1)
+
+
+def _amplitudes(x: Tensor) -> Tensor:
+    spectrum = torch.fft.rfft(x, norm="ortho")
+    return (spectrum.real.square() + spectrum.imag.square() + 1e-12).sqrt()
+
+
+def _bands(bins: int, count: int) -> list[tuple[int, int]]:
+    """Ranges of frequencies above 0, evenly spaced on a logarithmic scale, each of one bin at least."""
+    if bins < 3:
+        return [(0, bins)]
+    edges = sorted({round(edge) for edge in torch.logspace(0, math.log10(bins), count + 1).tolist()})
+    return list(itertools.pairwise(edges))
+
+
+def _intervals(length: int, depth: int) -> list[tuple[int, int, Tensor]]:
+    """(start, stop, ranks) of dyadic intervals, from the whole series to its 2^depth-th parts, half shifted."""
+    found = []
+    for level in range(depth + 1):
+        parts = 2**level
+        width = length / parts
+        if level and width < 4:
+            break
+        starts = [part * width for part in range(parts)]
+        starts += [(part + 0.5) * width for part in range(parts - 1)]
+        for start in starts:
+            a, b = round(start), min(max(round(start + width), round(start) + 1), length)
+            steps = b - a
+            count = min(max(1 + (steps - 1) // 4, 1), max(32 // parts, 3))
+            ranks = (
+                torch.linspace(0, steps - 1, count).round().long()
+                if count > 1
+                else torch.tensor([steps // 2])
+            )
+            found.append((a, b, ranks))
+    return found
+
+
+def _ramp(distance: Tensor) -> Tensor:
+    """How far a step exceeds a threshold, 0 to 1, from its distance in widths of the slope."""
+    return distance.clamp(0, 1)
+
+
+def _ranks(sets: int, rows: int, channels: int, generator: torch.Generator) -> Tensor:
+    """A random order of the channels for every row, (sets, rows, c)."""
+    return torch.rand(sets, rows, channels, generator=generator).argsort(-1).argsort(-1)
+
+
+def _kernels() -> Tensor:
+    """All ways to place three taps of 2 among nine of -1, (84, 9)."""
+    kernels = torch.full((math.comb(_TAPS, 3), _TAPS), -1.0)
+    for row, places in enumerate(itertools.combinations(range(_TAPS), 3)):
+        kernels[row, list(places)] = 2.0
+    return kernels
