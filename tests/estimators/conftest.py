@@ -16,6 +16,7 @@ SMALL = {
     "epochs": 2,
     "learning_rate": 0.01,
     "random_state": 0,
+    "closed_form": False,  # the members alone; test_closed_form.py has both
     "n_estimators": 1,
     "calibrate": False,
     "accelerator": "cpu",

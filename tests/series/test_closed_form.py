@@ -104,6 +104,14 @@ def test_a_view_gives_finite_features_for_any_form_of_series(name, channels, ste
         assert features.isfinite().all()
 
 
+def test_the_covariances_have_the_gradient_of_their_logarithm():
+    view = make_view("spectrum", 3, 17)
+    torch.autograd.gradcheck(view, torch.randn(2, 3, 17).double().requires_grad_())
+    same = torch.zeros(1, 3, 17).double().requires_grad_()  # three equal eigenvalues
+    (gradient,) = torch.autograd.grad(view(same).sum(), same)
+    assert gradient.isfinite().all()
+
+
 def test_lengths_may_differ_and_every_prediction_is_that_of_its_case_alone():
     split = split_of(lengths=(19, 41, 30))
     module = fit_closed_form(split, 2, 41).module

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.base import BaseEstimator, TransformerMixin, is_regressor
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
 
@@ -19,7 +21,7 @@ from kernel_attention.errors import InputError, missing_package
 from kernel_attention.estimators.ensemble import member_outputs, plan_members, train_members
 from kernel_attention.estimators.files import load_estimator, save_estimator
 from kernel_attention.estimators.importance import integrated_gradients
-from kernel_attention.estimators.parameters import Callback, member_seeds, refused_in_one_line
+from kernel_attention.estimators.parameters import Callback, member_seeds, refused_in_one_line, threads
 from kernel_attention.fields import plain
 from kernel_attention.mechanisms import AttentionFactory, AttentionSpec
 from kernel_attention.models import SequenceClassifier
@@ -28,11 +30,14 @@ from kernel_attention.models.sequence_pooling import SequencePooling
 from kernel_attention.models.series_stem import Stem, View
 from kernel_attention.series import SequenceSplit, Standardizer, as_sequences
 from kernel_attention.series.augmentation import AugmentationName
+from kernel_attention.series.closed_form import ClosedForm, ClosedFormFit, fit_closed_form
 from kernel_attention.series.outputs import model_scale, require_in_range
 from kernel_attention.series.sequences import channel_names
 from kernel_attention.training.modes import in_plain_modes
 
 _OPTION = "attention__"
+_CLOSED_FORM_PART = 0.6  # of a time limit
+_SHARES = tuple(share / 10 for share in range(1, 11))
 FEWEST_JUDGED = 20
 """Training cases below which none is held out for probabilities or intervals."""
 
@@ -46,6 +51,9 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
     seeds_: list[int]
     history_: list[dict[str, Any]]
     models_: list[SequenceClassifier]
+    closed_form_: ClosedForm | None
+    closed_form_weights_: dict[str, float]
+    member_weight_: float
 
     def __init__(
         self,
@@ -66,7 +74,8 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         pooling: SequencePooling = "mean_max",
         readout: bool = False,
         max_len: int | None = None,
-        n_estimators: int = 4,
+        closed_form: bool = True,
+        n_estimators: int = 1,
         members: Sequence[Mapping[str, Any]] | None = None,
         epochs: int | None = None,
         batch_size: int | None = None,
@@ -91,6 +100,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         callbacks: Callback | Sequence[Callback] | None = None,
         random_state: int | np.random.RandomState | None = None,
         accelerator: str = "auto",
+        n_jobs: int | None = None,
         verbose: bool = False,
     ) -> None:
         self.attention = attention
@@ -109,6 +119,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         self.pooling = pooling
         self.readout = readout
         self.max_len = max_len
+        self.closed_form = closed_form
         self.n_estimators = n_estimators
         self.members = members
         self.epochs = epochs
@@ -134,6 +145,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         self.callbacks = callbacks
         self.random_state = random_state
         self.accelerator = accelerator
+        self.n_jobs = n_jobs
         self.verbose = verbose
 
     def __sklearn_tags__(self) -> Any:
@@ -198,7 +210,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         found = []
         for sequence, raw in zip(sequences, self._outputs(X), strict=True):
             answer = self._answer(raw, output)
-            found.append(integrated_gradients(self.models_, sequence, answer, nodes).T)
+            found.append(integrated_gradients(self._parts(), sequence, answer, nodes).T)
         lengths = {part.shape[1] for part in found}
         return np.stack(found) if len(lengths) == 1 else found
 
@@ -269,6 +281,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         if self.time_limit is not None:
             require_weight(time_limit=self.time_limit)
         self._require_trainer()
+        started = time.monotonic()
         earlier = self._earlier(split, num_outputs)
         scale = model_scale(earlier[0]) if earlier else Standardizer.fit(split.sequences)
         split = split.in_precision(scale.dtype)
@@ -277,9 +290,11 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         seeds = [*(self.seeds_ if earlier else []), *seeds[len(earlier) :]]
         sequences = [*split.sequences, *(validation.sequences if validation else [])]
         max_len = self._longest(sequences, self.max_len_ if earlier else self.max_len)
-        plan = plan_members(self, split, validation, seeds, judges=self._can_judge(split))
-        members, judged = train_members(self, plan, split, num_outputs, max_len, earlier)
-        self._judge(judged)
+        with threads(self.n_jobs):
+            plan = plan_members(self, split, validation, seeds, judges=self._can_judge(split))
+            closed = self._solve(split, num_outputs, max_len, seeds[0])
+            members, judged = train_members(self, plan, split, num_outputs, max_len, earlier, started)
+        self._judge_parts(closed, split, judged)
         members = members[: self._count()]
         self.models_ = [member.model for member in members]
         self.seeds_ = seeds
@@ -294,6 +309,88 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         self.history_ = [row for member in members for row in member.rows]
         self.best_epoch_ = members[0].best_epoch
         self.best_epochs_ = [member.best_epoch for member in members]
+
+    def _solve(self, split: SequenceSplit, num_outputs: int, max_len: int, seed: int) -> ClosedFormFit | None:
+        """The closed form of the training cases; None where the parameter ``closed_form`` is False."""
+        if not isinstance(self.closed_form, bool | np.bool_):
+            raise InputError(f"closed_form={self.closed_form!r} must be True or False")
+        if not self.closed_form:
+            return None
+
+        def say(line: str) -> None:
+            print(line, file=sys.stderr, flush=True)
+
+        limit = None if self.time_limit is None else _CLOSED_FORM_PART * self.time_limit
+        return fit_closed_form(
+            split, num_outputs, max_len, is_regression=is_regressor(self), seed=seed, max_seconds=limit,
+            on_progress=say if self.verbose else None,
+        )  # fmt: skip
+
+    def _judge_parts(
+        self,
+        closed: ClosedFormFit | None,
+        split: SequenceSplit,
+        judged: list[tuple[Tensor, SequenceSplit]],
+    ) -> None:
+        """Set the closed form and the weight of the members beside it, and what ``_judge`` sets."""
+        self.closed_form_, self.closed_form_weights_, self.member_weight_ = None, {}, 1.0
+        if closed is None:
+            self._judge(judged)
+            return
+        self.closed_form_, self.closed_form_weights_ = closed.module, closed.weights
+        place = {id(sequence): row for row, sequence in enumerate(split.sequences)}
+        pairs = []
+        for outputs, held_out in judged:
+            rows = [place.get(id(sequence), -1) for sequence in held_out.sequences]
+            own = closed.module.predict(held_out.sequences) if min(rows) < 0 else closed.left_out[rows]
+            pairs.append((own, outputs))
+        if pairs:
+            own, outputs = (torch.cat(part) for part in zip(*pairs, strict=True))
+            targets = np.concatenate([held_out.targets for _, held_out in judged])
+            self.member_weight_ = self._weigh(own, outputs, torch.from_numpy(targets))
+        else:  # nothing says which is better
+            self.member_weight_ = 0.0 if self.calibrate else 0.5
+        self._judge(
+            [
+                (self._mixed(own, outputs), held_out)
+                for (own, outputs), (_, held_out) in zip(pairs, judged, strict=True)
+            ]
+        )
+
+    def _weigh(self, closed: Tensor, members: Tensor, targets: Tensor) -> float:
+        """The share of the members with the smallest loss on held-out cases; 0 unless they are surely of use.
+
+        Sure is a loss that is smaller by more than the standard error of the difference.
+        """
+        without = self._losses(closed, targets)
+        best = (0.0, 0.0)
+        for share in _SHARES:
+            gain = without - self._losses((1 - share) * closed + share * members, targets)
+            error = float(gain.std(correction=0)) / len(gain) ** 0.5
+            if float(gain.mean()) > max(error, best[1]):
+                best = share, float(gain.mean())
+        return best[0]
+
+    def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of every case, (n,) float64."""
+        raise NotImplementedError
+
+    def _mixed(self, closed: Tensor | float, members: Tensor | float) -> Any:
+        """The outputs of both parts together."""
+        return (1 - self.member_weight_) * closed + self.member_weight_ * members
+
+    def _parts(self) -> list[tuple[Any, float]]:
+        """The modules whose weighted outputs are the answer, those of weight 0 left out."""
+        closed, share = self._closed()
+        parts: list[tuple[Any, float]] = [(model, share / len(self.models_)) for model in self.models_]
+        if closed is not None:
+            parts.append((closed, 1 - share))
+        return [part for part in parts if part[1]]
+
+    def _closed(self) -> tuple[ClosedForm | None, float]:
+        """The closed form and the weight of the members; an estimator of an earlier release has neither."""
+        state = vars(self)
+        return state.get("closed_form_"), state.get("member_weight_", 1.0)
 
     def _require_trainer(self) -> None:
         """ImportError with the extra that installs the trainer, which only ``fit`` needs."""
@@ -343,10 +440,17 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
 
     @in_plain_modes
     def _outputs(self, X: Any) -> Tensor:
-        """Raw outputs for every case of X, the mean over the members, (n, outputs) float32."""
+        """Raw outputs for every case of X, of the closed form and the members' mean, (n, outputs) float32."""
         sequences = self._fitting(X)
-        outputs = [member_outputs(self, model, sequences, self.max_len_) for model in self.models_]
-        return torch.stack(outputs).mean(dim=0)
+        closed, share = self._closed()
+        with threads(getattr(self, "n_jobs", None)):
+            total: Any = 0.0
+            if closed is not None:
+                total = (1 - share) * closed.predict(sequences)
+            if share:
+                outputs = [member_outputs(self, model, sequences, self.max_len_) for model in self.models_]
+                total = total + share * torch.stack(outputs).mean(dim=0)
+        return total
 
     def _fitting(self, X: Any) -> list[np.ndarray]:
         """X as sequences that the fitted model takes."""

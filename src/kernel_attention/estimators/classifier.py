@@ -12,6 +12,7 @@ from sklearn.utils import assert_all_finite, check_consistent_length, column_or_
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
+from torch.nn import functional
 
 from kernel_attention.analysis.predictive import has_samples, sampling
 from kernel_attention.containers import as_targets
@@ -64,11 +65,15 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
             support vector machine on the same random convolutions, averaged over time. It is solved on the
             training cases in closed form. Its leave-one-out predictions choose its penalty and temperature.
         max_len: longest sequence that the model takes whole; None: the longest training sequence.
+        closed_form: whether least-squares SVMs on views of the series answer too: random convolutions, of the
+            whole series and of its segments, competing kernels, quantiles of intervals, spectra and
+            covariances of the channels. They are solved in closed form. Members join them with the share that
+            held-out cases favour, ``member_weight_``. False: the members alone.
         n_estimators: members of the ensemble, which differ in their seeds. Their outputs are averaged.
         members: parameters of single members: a list of dicts, used in turn, such as
             ``[{}, {"attention": "softmax"}]``. None: all members have the same parameters.
-        epochs: passes over the training data; None: 1000 to 1500 steps, fewer the more tokens a batch has,
-            and at least 20 passes.
+        epochs: passes over the training data; None: 400 steps beside the closed form and at least 3 passes;
+            without it 1000 to 1500 steps, fewer the more tokens a batch has, and at least 20 passes.
         batch_size: sequences per step; None: a sixteenth of the training cases, from 8 to 64.
         optimizer: "radam", "adam" or "adamw".
         learning_rate: the largest learning rate.
@@ -90,11 +95,13 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
             early.
         refit: with held-out cases, train each member anew on all cases for as many epochs as were best.
         calibrate: whether probabilities are those of softmax(logits / ``temperature_``). Held-out cases give
-            the temperature. Without ``validation_fraction`` and validation data, the last member trains on
-            four fifths of the cases and the rest gives the temperature; a single member has a second model
-            for this. Fewer than 20 cases, or a class of one case, have temperature 1.
+            the temperature, and the share of the members beside a closed form. Without
+            ``validation_fraction`` and validation data, the last member trains on four fifths of the cases
+            and the rest gives both; without a closed form, a single member has a second model for this.
+            Fewer than 20 cases, or a class of one case, have temperature 1.
         class_weight: "balanced" gives all classes the same weight; a dict gives the weight of every label.
-        time_limit: seconds for all members; the schedule then follows the clock where that is ahead.
+        time_limit: seconds for the closed form, which then leaves views out, and for all members, whose
+            schedule then follows the clock where that is ahead.
         missing: "error" refuses missing values (NaN, ``None``, ``pd.NA``, masked), "interpolate" fills them
             linearly within their case and channel.
         warm_start: whether ``fit`` continues the members of the last fit, with their scale and ``max_len_``,
@@ -107,7 +114,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         random_state: a whole number gives the same model every time, bit for bit on a CPU (without a
             ``time_limit``); None gives a new one.
         accelerator: where models are trained: "auto", "cpu", "gpu" or "mps".
-        verbose: show a progress bar.
+        n_jobs: threads of ``fit`` and of the predictions; -1: one for every CPU; None: as many as torch has.
+        verbose: show a progress bar, and what is solved in closed form.
 
     Attributes:
         classes_: the labels, sorted, (k,).
@@ -120,6 +128,9 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
             refused.
         models_: the trained members, each a ``kernel_attention.models.SequenceClassifier``, on the CPU.
         model_: the first of them.
+        closed_form_: the closed form, a module on the CPU; None without one.
+        closed_form_weights_: the weight of every machine in it, by view; "all" is that on all views together.
+        member_weight_: share of the members in the outputs; 1 without a closed form.
         temperature_: what divides the logits in ``predict_proba``.
         history_: a dict for every epoch of every member: ``member``, ``epoch``, ``train_loss``,
             ``train_accuracy``, ``objective_layer_i``, and ``val_loss`` and ``val_accuracy`` where cases are
@@ -180,16 +191,19 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         return (scores[:, 1] - scores[:, 0] if scores.size(1) == 2 else scores).numpy()
 
     def sampled_logits(self, X: Any, samples: int = 1) -> Tensor:
-        """Logits / ``temperature_`` of every member, (S, n, k), for ``predict_distribution``.
+        """Logits / ``temperature_`` of the closed form with every member, (S, n, k).
 
-        A member with layers that sample is asked ``samples`` times, any other one once.
+        For ``predict_distribution``. A member with layers that sample is asked ``samples`` times, any other
+        one once.
         """
         sequences = self._fitting(X)
+        closed, share = self._closed()
+        own = 0.0 if closed is None else (1 - share) * closed.predict(sequences)
         found = []
         for model in self.models_:
             with sampling(model):
                 for _ in range(samples if has_samples(model) else 1):
-                    found.append(member_outputs(self, model, sequences, self.max_len_))
+                    found.append(own + share * member_outputs(self, model, sequences, self.max_len_))
         return torch.stack(found) / self.temperature_
 
     def predict(self, X: Any) -> np.ndarray:
@@ -249,9 +263,13 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         counts = np.unique(split.targets, return_counts=True)[1]
         return bool(self.calibrate and len(split) >= FEWEST_JUDGED and counts.min() >= 2)
 
+    def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        temperature = fit_temperature(outputs, targets)
+        return functional.cross_entropy(outputs.double() / temperature, targets, reduction="none")
+
     def _judge(self, judged: list[tuple[Tensor, SequenceSplit]]) -> None:
         self.temperature_ = 1.0
-        if self.calibrate and judged:
+        if self.calibrate and judged and self.member_weight_:  # a closed form alone is calibrated
             logits = torch.cat([outputs for outputs, _ in judged])
             targets = np.concatenate([split.targets for _, split in judged])
             self.temperature_ = fit_temperature(logits, torch.from_numpy(targets))

@@ -41,6 +41,8 @@ def plan_members(
 ) -> list[MemberPlan]:
     """The plan of every model; one more than there are members where a single one is to be judged.
 
+    Beside a closed form, which reads all cases, a single member itself holds cases out.
+
     Args:
         estimator: whose parameters say what is held out.
         split: the training cases.
@@ -58,9 +60,10 @@ def plan_members(
     plan = [MemberPlan(seed, split) for seed in seeds]
     if judges:
         # The last of several members holds cases out; a single one needs a second model that does.
-        seed = seeds[-1] if len(seeds) > 1 else derived_seed(seeds[0], 1)
+        has_part = len(seeds) > 1 or bool(estimator.closed_form)
+        seed = seeds[-1] if has_part else derived_seed(seeds[0], 1)
         parted = MemberPlan(seed, *stratified_split(split, _CALIBRATION_PART, seed, task))
-        plan = [*plan[:-1], parted] if len(seeds) > 1 else [*plan, parted]
+        plan = [*plan[:-1], parted] if has_part else [*plan, parted]
     return plan
 
 
@@ -71,6 +74,7 @@ def train_members(
     num_outputs: int,
     max_len: int,
     earlier: Sequence[SequenceClassifier],
+    started: float,
 ) -> tuple[list[Member], list[tuple[Tensor, SequenceSplit]]]:
     """Train the models of a plan in turn, and judge those that hold cases out.
 
@@ -81,12 +85,12 @@ def train_members(
         num_outputs: of a model.
         max_len: of a model.
         earlier: the models of the last fit, which the first of the plan continue.
+        started: the time of ``time.monotonic`` at which the fit began.
 
     Returns:
         The models, and the outputs on held-out cases with these.
     """
     callbacks = callback_list(estimator.callbacks)
-    started = time.monotonic()
     members: list[Member] = []
     judged: list[tuple[Tensor, SequenceSplit]] = []
     for index, (seed, kept, held_out, selects) in enumerate(plan):

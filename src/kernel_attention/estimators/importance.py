@@ -12,6 +12,8 @@ from torch import Tensor
 
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.rocket_stem import RocketStem
+from kernel_attention.series.closed_form import ClosedForm
+from kernel_attention.series.views import RandomConvolutions
 from kernel_attention.training.modes import in_plain_modes
 
 _POWER = 4
@@ -43,7 +45,7 @@ class _RampAlongLine(torch.autograd.Function):
 
 @in_plain_modes
 def integrated_gradients(
-    models: Sequence[SequenceClassifier],
+    parts: Sequence[tuple[SequenceClassifier | ClosedForm, float]],
     series: np.ndarray,
     answer: Callable[[Tensor], Tensor],
     nodes: int,
@@ -55,7 +57,7 @@ def integrated_gradients(
     place on the line is the fourth power of the variable of integration.
 
     Args:
-        models: the members of an ensemble, whose outputs are averaged.
+        parts: the modules whose outputs are added up, with their weights.
         series: (n_i, c).
         answer: outputs (B, k) -> (B,), the quantity to explain.
         nodes: number of gradients.
@@ -63,13 +65,15 @@ def integrated_gradients(
     points, weights = np.polynomial.legendre.leggauss(nodes)
     places = torch.from_numpy((points + 1) / 2)
     share = torch.from_numpy(weights / 2) * _POWER * places ** (_POWER - 1)
-    exact = [copy.deepcopy(model).double().eval() for model in models]
-    for model in exact:
-        if isinstance(model.encoder.project, RocketStem) and nodes > 1:
-            model.encoder.project.ramp = _RampAlongLine.apply
-    baseline, _ = exact[0].encoder.scale_in(torch.float64)
+    exact = [(copy.deepcopy(model).double().eval(), weight) for model, weight in parts]
+    for model, _ in exact:
+        for module in model.modules():
+            if isinstance(module, RocketStem | RandomConvolutions) and nodes > 1:
+                module.ramp = _RampAlongLine.apply
+    first = exact[0][0]
+    baseline = first.input_mean if isinstance(first, ClosedForm) else first.encoder.scale_in(torch.float64)[0]
     difference = torch.from_numpy(series).double() - baseline
     line = (baseline + places[:, None, None] ** _POWER * difference).requires_grad_()
-    outputs = torch.stack([model(line) for model in exact]).mean(dim=0)
+    outputs = torch.stack([weight * model(line) for model, weight in exact]).sum(dim=0)
     (gradient,) = torch.autograd.grad(answer(outputs).sum(), line)
     return (difference * (share[:, None, None] * gradient).sum(dim=0)).numpy()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.utils import check_random_state
 
 from kernel_attention.core.validation import require_probability
@@ -28,6 +30,7 @@ Callback = Callable[[list[dict[str, Any]]], Any]
 
 _WARPED: tuple[AugmentationName, ...] = ("jitter", "scale", "time_warp", "window")
 _LONGEST_LEARNT = 2 * LARGEST_NUMBER_OF_TOKENS["convolution"]  # steps of a series
+_STEPS_BESIDE_CLOSED_FORM = 400
 _OF_ALL = ("optimizer", "schedule", "gradient_clip", "patience", "accelerator")
 _OF_A_MEMBER = (
     "attention", "attention_options", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout",
@@ -35,6 +38,23 @@ _OF_A_MEMBER = (
     "epochs", "batch_size", "learning_rate", "weight_decay", "warmup", "label_smoothing", "augmentation",
     "mixup", "ema_decay",
 )  # fmt: skip
+
+
+@contextlib.contextmanager
+def threads(n_jobs: int | None) -> Iterator[None]:
+    """As many threads of torch as ``n_jobs`` says: None, as many as before; -1, one for every CPU."""
+    if n_jobs is None:
+        yield
+        return
+    count = (os.cpu_count() or 1) if n_jobs == -1 else plain(n_jobs)
+    if count is True or not isinstance(count, int) or count < 1:
+        raise InputError(f"n_jobs={n_jobs!r} must be a whole number of at least 1, -1 for all CPUs, or None")
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager
@@ -73,7 +93,10 @@ def member_settings(estimator: Any, seed: int, cases: int, max_len: int, index: 
         patch_len = patch_len or automatic_patch_len(max_len, stem)
         batch_size = checked(MemberSettings, "batch_size", batch_size)
         steps = automatic_steps(batch_size, -(-max_len // patch_len))
-        epochs = automatic_epochs(cases, batch_size, steps)
+        if estimator.closed_form:  # which has learnt most of what there is
+            epochs = automatic_epochs(cases, batch_size, _STEPS_BESIDE_CLOSED_FORM, fewest=3)
+        else:
+            epochs = automatic_epochs(cases, batch_size, steps)
     warmup = given.pop("warmup")
     require_probability(warmup=warmup)
     given["warmup_epochs"] = int(warmup * checked(MemberSettings, "epochs", epochs))

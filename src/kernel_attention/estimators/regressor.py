@@ -145,6 +145,10 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):
     def _can_judge(self, split: SequenceSplit) -> bool:
         return bool(self.calibrate and len(split) >= FEWEST_JUDGED)
 
+    def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        errors = outputs.double() - targets.double().reshape(len(targets), -1)
+        return errors.square().mean(dim=-1)
+
     def _judge(self, judged: list[tuple[Tensor, SequenceSplit]]) -> None:
         errors = [np.abs(outputs.squeeze(-1).numpy() - split.targets) for outputs, split in judged]
         self.residuals_ = np.sort(np.concatenate(errors), axis=0).tolist() if errors else []

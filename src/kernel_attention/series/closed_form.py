@@ -1,13 +1,14 @@
-"""Least-squares SVMs on several views of series, in closed form, stacked by their leave-one-out predictions.
+"""Least-squares SVMs on views of series, in closed form, stacked by their leave-one-out predictions.
 
-Legend: n cases, c channels, n_i steps of case i, N steps that a view reads, F features, k outputs, m landmarks.
+Legend: n cases, c channels, n_i steps of case i, N steps that a view reads, F features, k outputs, m
+landmarks.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,10 +62,12 @@ class ClosedForm(nn.Module):
         self.views = nn.ModuleDict({name: make_view(name, in_features, length) for name in views})
         self.register_buffer("input_mean", torch.zeros(in_features, dtype=torch.float64))
         self.register_buffer("input_std", torch.ones(in_features, dtype=torch.float64))
-        self.register_buffer("intercept", torch.zeros(num_outputs))
+        self.register_buffer("intercept", torch.zeros(num_outputs, dtype=torch.float32))
         for name, view in self.views.items():
-            self.register_buffer(f"{name}_mean", torch.zeros(view.num_features))
-            self.register_buffer(f"{name}_weight", torch.zeros(view.num_features, num_outputs))
+            self.register_buffer(f"{name}_mean", torch.zeros(view.num_features, dtype=torch.float32))
+            self.register_buffer(
+                f"{name}_weight", torch.zeros(view.num_features, num_outputs, dtype=torch.float32)
+            )
 
     def resampled(self, x: Tensor) -> Tensor:
         """Series (B, n_i, c), standardised and of N steps, (B, c, N); float32 unless x is float64."""
@@ -76,6 +79,13 @@ class ClosedForm(nn.Module):
     def features(self, name: str, series: Tensor) -> Tensor:
         """The features of a view of ``resampled`` series, (B, F), of a size that products of them have."""
         return self.views[name](series).clamp(-_LARGEST_FEATURE, _LARGEST_FEATURE)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments that make a module of this form."""
+        channels, outputs = len(self.input_mean), len(self.intercept)
+        sizes = {"in_features": channels, "num_outputs": outputs, "length": self.length}
+        return sizes | {"views": list(self.views)}
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, n_i, c) -> (B, k)."""
@@ -180,7 +190,7 @@ def fit_closed_form(
     if n == 1:  # nothing is left when it is left out
         module = scaled_module(views[:1])
         module.intercept.copy_(wanted[0])
-        return ClosedFormFit(module, torch.zeros(1, num_outputs), {})
+        return ClosedFormFit(module, torch.zeros(1, num_outputs, dtype=torch.float32), {})
     module = scaled_module(views)
     fitted = torch.cat(list(module.batches(sample)))
     kernels: dict[str, _Kernel] = {}
@@ -237,7 +247,7 @@ def fit_closed_form(
 
 
 class _Kernel(NamedTuple):
-    """The linear kernel of a view: (x - mean) * factor are features whose squared lengths are 1 on average."""
+    """The linear kernel of a view: features (x - mean) * factor have the mean squared length 1."""
 
     mean: Tensor  # (F,)
     factor: Tensor  # (F,)
@@ -271,8 +281,9 @@ def _kernel_of(
 def fit_weights(scores: Tensor, targets: Tensor, case_weights: Tensor | None = None) -> Tensor:
     """Weights w_v >= 0 of predictors, which minimise the loss of sum_v w_v scores_v, (v,) float64.
 
-    The loss is the log-loss of softmax for class indices, which the sum of the weights makes a temperature of,
-    or the squared error for values. The sum has a log-normal prior: where few cases are all right, it decides.
+    The loss is the log-loss of softmax for class indices, or the squared error for values. The sum of the
+    weights, which is an inverse temperature, has a log-normal prior: where few cases are all right, it
+    decides.
 
     Args:
         scores: (v, n, k) float64, of cases that did not train the predictors.

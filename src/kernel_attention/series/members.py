@@ -50,9 +50,9 @@ def automatic_steps(batch_size: int, num_tokens: int) -> int:
     return min(max(round(_TOKENS / (batch_size * num_tokens)), fewest), most)
 
 
-def automatic_epochs(cases: int, batch_size: int, steps: int) -> int:
-    """Passes over the training cases that make about ``steps`` steps, and at least 20 of them."""
-    return max(round(steps / math.ceil(cases / batch_size)), _FEWEST_EPOCHS)
+def automatic_epochs(cases: int, batch_size: int, steps: int, fewest: int = _FEWEST_EPOCHS) -> int:
+    """Passes over the training cases that make about ``steps`` steps, and at least ``fewest`` of them."""
+    return max(round(steps / math.ceil(cases / batch_size)), fewest)
 
 
 class Member(NamedTuple):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,16 +29,17 @@ _STEEPNESS = 100.0  # slope of a threshold, in deviations of what it divides
 _MOST_DILATIONS = 8
 _REPRESENTATIONS = 4
 _FITTED_STEPS = 4096  # whose quantiles are thresholds
-_SMALLEST_DEVIATION = 1e-3  # of a series, in deviations of the training data
+_SMALLEST_VARIANCE = 1e-6  # of a series, in variances of the training data
 _SMALLEST_RESPONSE = 1e-9
 _COMPETING = 8  # kernels of a group
 _MOST_CORRELATED = 32  # channels whose covariances are read; beyond, their powers alone
 _SHRINKAGE = 0.1  # of a covariance towards a multiple of the identity
 _SMALLEST_POWER = 1e-6
+_NEAR = 1e-4  # relative difference of eigenvalues, below which its fourth power is nothing
 
 
 class View(nn.Module):
-    """Features of standardised series, (B, c, N) -> (B, F). ``fit`` sets what depends on the training data."""
+    """Features of standardised series, (B, c, N) -> (B, F). ``fit`` sets what training data decide."""
 
     num_features: int
 
@@ -84,8 +86,8 @@ class Convolutions(View):
         """The kernels of a set over its representation, zeros outside: (B, c, N) -> (B, K, N)."""
         kind, place = divmod(number, len(self.dilations))
         if kind >= 2:
-            deviation, mean = torch.std_mean(x, dim=-1, correction=0, keepdim=True)
-            x = (x - mean) / (deviation + _SMALLEST_DEVIATION)
+            variance, mean = torch.var_mean(x, dim=-1, correction=0, keepdim=True)
+            x = (x - mean) / (variance + _SMALLEST_VARIANCE).sqrt()
         if kind % 2:
             x = F.pad(x.diff(dim=-1), (1, 0))
         dilation = self.dilations[place]
@@ -131,16 +133,18 @@ class RandomConvolutions(Convolutions):
         self.ramp = _ramp
         self.register_buffer("taps", _kernels(), persistent=False)
         shape = (self.sets, len(self.taps), max(num_thresholds // (self.sets * len(self.taps)), 1))
-        self.register_buffer("channel_weights", torch.zeros(*shape[:2], channels))
-        self.register_buffer("thresholds", torch.zeros(shape))
-        self.register_buffer("slopes", torch.ones(shape))
+        self.register_buffer("channel_weights", torch.zeros(*shape[:2], channels, dtype=torch.float32))
+        self.register_buffer("thresholds", torch.zeros(shape, dtype=torch.float32))
+        self.register_buffer("slopes", torch.ones(shape, dtype=torch.float32))
         self.num_features = math.prod(shape) * segments
 
     def fit(self, x: Tensor, generator: torch.Generator) -> None:
         """Draw the channels; set the thresholds to quantiles of training series."""
         sets, kernels, channels = self.channel_weights.shape
         most = min(channels, _TAPS)
-        sizes = 2 ** (torch.rand(sets, kernels, 1, generator=generator) * math.log2(most + 1))
+        sizes = 2 ** (
+            torch.rand(sets, kernels, 1, generator=generator, dtype=torch.float32) * math.log2(most + 1)
+        )
         self.channel_weights.copy_(_ranks(sets, kernels, channels, generator) < sizes.floor().clamp(1, most))
         places = torch.arange(1, self.thresholds.numel() + 1, dtype=torch.float64) * _GOLDEN_RATIO % 1
         places = places.reshape(self.thresholds.shape)
@@ -184,13 +188,13 @@ class CompetingKernels(Convolutions):
         super().__init__(length)
         self.groups = groups
         shape = (self.sets, groups * _COMPETING, channels, _TAPS)
-        self.register_buffer("kernels", torch.zeros(shape))
+        self.register_buffer("kernels", torch.zeros(shape, dtype=torch.float32))
         self.num_features = 2 * shape[0] * shape[1]
 
     def fit(self, x: Tensor, generator: torch.Generator) -> None:
         """Draw the kernels: those of a group read the same random channels."""
         sets, kernels, channels, taps = self.kernels.shape
-        drawn = torch.randn(sets, kernels, 1, taps, generator=generator)
+        drawn = torch.randn(sets, kernels, 1, taps, generator=generator, dtype=torch.float32)
         drawn -= drawn.mean(dim=-1, keepdim=True)
         drawn /= drawn.abs().sum(dim=-1, keepdim=True)
         read = max(min(channels, _COMPETING) // 2, 1)
@@ -242,10 +246,10 @@ class IntervalQuantiles(View):
 
 
 class Spectrum(View):
-    """Logarithms of the power in bands, and of the covariances of the channels in each of five wider bands.
+    """Logarithms of the power in bands, and of the covariances of the channels in five wider bands.
 
-    The bands are evenly spaced on a logarithmic scale. A covariance is shrunk by a tenth towards a multiple of
-    the identity; of its matrix logarithm, the upper triangle is read.
+    The bands are evenly spaced on a logarithmic scale. A covariance is shrunk by a tenth towards a
+    multiple of the identity; of its matrix logarithm, the upper triangle is read.
 
     Args:
         channels: c.
@@ -277,12 +281,32 @@ class Spectrum(View):
                 pair = torch.cat((spectrum[..., a:b].real, spectrum[..., a:b].imag), dim=-1)
                 covariance = pair @ pair.mT / (b - a)
                 trace = covariance.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[:, None, None]
-                ramp = 1e-6 * torch.arange(1, channels + 1).diag().to(x)  # keeps the eigenvalues apart
                 covariance = (1 - _SHRINKAGE) * covariance + (_SHRINKAGE * trace + _SMALLEST_POWER) * identity
-                values, vectors = torch.linalg.eigh(covariance + trace * ramp)
-                logarithm = (vectors * values.clamp_min(1e-12).log()[:, None]) @ vectors.mT
+                logarithm = _MatrixLogarithm.apply(covariance)
                 parts.append(logarithm[:, upper[0], upper[1]] * weight)
         return torch.cat(parts, dim=1)
+
+
+class _MatrixLogarithm(torch.autograd.Function):
+    """The logarithm of symmetric matrices, (B, c, c), whose gradient is finite for equal eigenvalues too."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor) -> Tensor:
+        values, vectors = torch.linalg.eigh(matrix)
+        values = values.clamp_min(_SMALLEST_POWER / 10)
+        ctx.save_for_backward(values, vectors)
+        return (vectors * values.log()[:, None]) @ vectors.mT
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        # Daleckii & Krein: d log M = V (G * (V^T dM V)) V^T with G_ij = (log l_i - log l_j) / (l_i - l_j)
+        values, vectors = ctx.saved_tensors
+        rows, columns = values[..., :, None], values[..., None, :]
+        mean = (rows + columns) / 2
+        half = (rows - columns) / (rows + columns)  # log l_i - log l_j = 2 artanh(half)
+        near = half.abs() < _NEAR
+        quotient = torch.where(near, 1 + half.square() / 3, half.atanh() / half.masked_fill(near, 1.0))
+        return vectors @ (quotient / mean * (vectors.mT @ grads[0] @ vectors)) @ vectors.mT
 
 
 def _amplitudes(x: Tensor) -> Tensor:
@@ -294,12 +318,12 @@ def _bands(bins: int, count: int) -> list[tuple[int, int]]:
     """Ranges of frequencies above 0, evenly spaced on a logarithmic scale, each of one bin at least."""
     if bins < 3:
         return [(0, bins)]
-    edges = sorted({round(edge) for edge in torch.logspace(0, math.log10(bins), count + 1).tolist()})
+    edges = sorted({round(bins ** (place / count)) for place in range(count + 1)})
     return list(itertools.pairwise(edges))
 
 
 def _intervals(length: int, depth: int) -> list[tuple[int, int, Tensor]]:
-    """(start, stop, ranks) of dyadic intervals, from the whole series to its 2^depth-th parts, half shifted."""
+    """(start, stop, ranks) of dyadic intervals, and of those shifted by half their width."""
     found = []
     for level in range(depth + 1):
         parts = 2**level
@@ -328,12 +352,13 @@ def _ramp(distance: Tensor) -> Tensor:
 
 def _ranks(sets: int, rows: int, channels: int, generator: torch.Generator) -> Tensor:
     """A random order of the channels for every row, (sets, rows, c)."""
-    return torch.rand(sets, rows, channels, generator=generator).argsort(-1).argsort(-1)
+    drawn = torch.rand(sets, rows, channels, generator=generator, dtype=torch.float32)
+    return drawn.argsort(-1).argsort(-1)
 
 
 def _kernels() -> Tensor:
     """All ways to place three taps of 2 among nine of -1, (84, 9)."""
-    kernels = torch.full((math.comb(_TAPS, 3), _TAPS), -1.0)
+    kernels = torch.full((math.comb(_TAPS, 3), _TAPS), -1.0, dtype=torch.float32)
     for row, places in enumerate(itertools.combinations(range(_TAPS), 3)):
         kernels[row, list(places)] = 2.0
     return kernels

@@ -129,7 +129,7 @@ def kernel_least_squares_svm(
     Args:
         kernel: k(x_i, x_j), (n, n); with ``landmarks``, of the cases with the landmarks, (n, m).
         targets: y_i, (n, k).
-        landmarks: the kernel matrix of the landmarks, (m, m). The machine is then that of the Nystrom features
+        landmarks: the kernel matrix of the landmarks, (m, m). The machine is then that of Nystrom's features
             (Williams & Seeger 2001), in time linear in n. None: every case is a landmark.
         penalties: as in ``least_squares_svm``.
         sample_weight: as in ``least_squares_svm``.
