@@ -129,12 +129,14 @@ def make_view(name: str, channels: int, length: int) -> View:
 class ClosedFormFit(NamedTuple):
     """A fitted module, and its output for every training case if that had been left out, (n, k) float32.
 
-    ``weights``: of the machines by name: of every view, and "all", on the sum of the views' kernels.
+    ``weights``: of the machines by name: of every view, and "all", on the sum of the views' kernels;
+    ``scores``: their leave-one-out predictions, (n, k) float64 each.
     """
 
     module: ClosedForm
     left_out: Tensor
     weights: dict[str, float]
+    scores: dict[str, Tensor]
 
 
 @torch.no_grad()
@@ -190,7 +192,7 @@ def fit_closed_form(
     if n == 1:  # nothing is left when it is left out
         module = scaled_module(views[:1])
         module.intercept.copy_(wanted[0])
-        return ClosedFormFit(module, torch.zeros(1, num_outputs, dtype=torch.float32), {})
+        return ClosedFormFit(module, torch.zeros(1, num_outputs, dtype=torch.float32), {}, {})
     module = scaled_module(views)
     fitted = torch.cat(list(module.batches(sample)))
     kernels: dict[str, _Kernel] = {}
@@ -243,7 +245,7 @@ def fit_closed_form(
     for name in used:
         getattr(module, f"{name}_mean").copy_(kernels[name].mean)
     left_out = (weights[:, None, None] * scores).sum(dim=0).float()
-    return ClosedFormFit(module.eval(), left_out, found)
+    return ClosedFormFit(module.eval(), left_out, found, dict(zip(names, scores, strict=True)))
 
 
 class _Kernel(NamedTuple):
