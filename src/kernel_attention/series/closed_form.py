@@ -59,11 +59,12 @@ class ClosedForm(nn.Module):
     def __init__(self, in_features: int, num_outputs: int, length: int, views: Sequence[str] = VIEWS) -> None:
         super().__init__()
         self.length = length
-        self.views = nn.ModuleDict({name: make_view(name, in_features, length) for name in views})
+        made = {name: make_view(name, in_features, length) for name in views}
+        self.views = nn.ModuleDict(made)
         self.register_buffer("input_mean", torch.zeros(in_features, dtype=torch.float64))
         self.register_buffer("input_std", torch.ones(in_features, dtype=torch.float64))
         self.register_buffer("intercept", torch.zeros(num_outputs, dtype=torch.float32))
-        for name, view in self.views.items():
+        for name, view in made.items():
             self.register_buffer(f"{name}_mean", torch.zeros(view.num_features, dtype=torch.float32))
             self.register_buffer(
                 f"{name}_weight", torch.zeros(view.num_features, num_outputs, dtype=torch.float32)
@@ -200,7 +201,9 @@ def fit_closed_form(
         if on_progress is not None:
             on_progress(f"closed form: {name}, view {number} of {len(views)}")
         before = time.monotonic()
-        module.views[name].fit(fitted, generator)
+        view = module.views[name]
+        assert isinstance(view, View)
+        view.fit(fitted, generator)
         module.features(name, fitted[:_TIMED_CASES])
         cost = (time.monotonic() - before) * n / _TIMED_CASES
         if max_seconds is not None and kernels and before - started + cost > max_seconds:
@@ -221,8 +224,10 @@ def fit_closed_form(
         names["all"] = list(kernels)
     machines = []
     for members in names.values():
-        cross = sum(kernels[name].cross.double() for name in members)
-        square = None if len(places) == n else sum(kernels[name].square.double() for name in members)
+        cross = torch.stack([kernels[name].cross.double() for name in members]).sum(0)
+        square = None
+        if len(places) < n:
+            square = torch.stack([kernels[name].square.double() for name in members]).sum(0)
         machines.append(
             kernel_least_squares_svm(
                 cross, wanted, landmarks=square, penalties=_PENALTIES, sample_weight=case_weights, loss=loss
@@ -315,7 +320,7 @@ def fit_weights(scores: Tensor, targets: Tensor, case_weights: Tensor | None = N
             total.backward()
             return total
 
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        optimizer.step(closure)
     found = logs.detach().exp()
     return torch.where(found > 1e-4 * found.max(), found, 0.0)
 
