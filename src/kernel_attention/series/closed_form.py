@@ -6,6 +6,7 @@ landmarks.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -224,10 +225,10 @@ def fit_closed_form(
         names["all"] = list(kernels)
     machines = []
     for members in names.values():
-        cross = torch.stack([kernels[name].cross.double() for name in members]).sum(0)
+        cross = functools.reduce(torch.add, (kernels[name].cross.double() for name in members))
         square = None
         if len(places) < n:
-            square = torch.stack([kernels[name].square.double() for name in members]).sum(0)
+            square = functools.reduce(torch.add, (kernels[name].square.double() for name in members))
         machines.append(
             kernel_least_squares_svm(
                 cross, wanted, landmarks=square, penalties=_PENALTIES, sample_weight=case_weights, loss=loss
