@@ -1,4 +1,4 @@
-"""Classifier and regressor of sequences with the interface of scikit-learn. Needs the extra ``train``.
+"""Classifier and regressor of sequences with the interface of scikit-learn. Needs the extra ``estimators``.
 
 Legend of shapes: n cases, c channels, n_i time steps of case i, k classes.
 """
