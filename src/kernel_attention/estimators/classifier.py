@@ -100,8 +100,9 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
             and the rest gives both; without a closed form, a single member has a second model for this.
             Fewer than 20 cases, or a class of one case, have temperature 1.
         class_weight: "balanced" gives all classes the same weight; a dict gives the weight of every label.
-        time_limit: seconds for the closed form, which then leaves views out, and for all members, whose
-            schedule then follows the clock where that is ahead.
+        time_limit: seconds for the closed form, which then leaves views out, and for the training of all
+            members, whose schedule then follows the clock where that is ahead. What a member reads is
+            computed before, so that a fit to many long series takes longer.
         missing: "error" refuses missing values (NaN, ``None``, ``pd.NA``, masked), "interpolate" fills them
             linearly within their case and channel.
         warm_start: whether ``fit`` continues the members of the last fit, with their scale and ``max_len_``,

@@ -6,7 +6,6 @@ landmarks.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -80,7 +79,8 @@ class ClosedForm(nn.Module):
 
     def features(self, name: str, series: Tensor) -> Tensor:
         """The features of a view of ``resampled`` series, (B, F), of a size that products of them have."""
-        return self.views[name](series).clamp(-_LARGEST_FEATURE, _LARGEST_FEATURE)
+        features: Tensor = self.views[name](series)
+        return features.clamp(-_LARGEST_FEATURE, _LARGEST_FEATURE)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -88,6 +88,12 @@ class ClosedForm(nn.Module):
         channels, outputs = len(self.input_mean), len(self.intercept)
         sizes = {"in_features": channels, "num_outputs": outputs, "length": self.length}
         return sizes | {"views": list(self.views)}
+
+    def view(self, name: str) -> View:
+        """The view of this name."""
+        found = self.views[name]
+        assert isinstance(found, View)
+        return found
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, n_i, c) -> (B, k)."""
@@ -201,12 +207,10 @@ def fit_closed_form(
     for number, name in enumerate(views, start=1):
         if on_progress is not None:
             on_progress(f"closed form: {name}, view {number} of {len(views)}")
+        module.view(name).fit(fitted, generator)
         before = time.monotonic()
-        view = module.views[name]
-        assert isinstance(view, View)
-        view.fit(fitted, generator)
-        module.features(name, fitted[:_TIMED_CASES])
-        cost = (time.monotonic() - before) * n / _TIMED_CASES
+        timed = module.features(name, fitted[:_TIMED_CASES])
+        cost = (time.monotonic() - before) * n / len(timed)
         if max_seconds is not None and kernels and before - started + cost > max_seconds:
             continue
         kernels[name] = _kernel_of(module, name, landmarks, None if len(places) == n else split.sequences)
@@ -225,10 +229,8 @@ def fit_closed_form(
         names["all"] = list(kernels)
     machines = []
     for members in names.values():
-        cross = functools.reduce(torch.add, (kernels[name].cross.double() for name in members))
-        square = None
-        if len(places) < n:
-            square = functools.reduce(torch.add, (kernels[name].square.double() for name in members))
+        cross = _total([kernels[name].cross for name in members])
+        square = None if len(places) == n else _total([kernels[name].square for name in members])
         machines.append(
             kernel_least_squares_svm(
                 cross, wanted, landmarks=square, penalties=_PENALTIES, sample_weight=case_weights, loss=loss
@@ -252,6 +254,14 @@ def fit_closed_form(
         getattr(module, f"{name}_mean").copy_(kernels[name].mean)
     left_out = (weights[:, None, None] * scores).sum(dim=0).float()
     return ClosedFormFit(module.eval(), left_out, found, dict(zip(names, scores, strict=True)))
+
+
+def _total(matrices: list[Tensor]) -> Tensor:
+    """The sum of matrices, float64, without a copy of every one."""
+    total = matrices[0].to(torch.float64, copy=True)
+    for matrix in matrices[1:]:
+        total += matrix
+    return total
 
 
 class _Kernel(NamedTuple):

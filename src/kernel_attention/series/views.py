@@ -51,7 +51,7 @@ class View(nn.Module):
         raise NotImplementedError
 
 
-def dilations_of(length: int, most: int = _MOST_DILATIONS) -> list[int]:
+def _dilations(length: int, most: int = _MOST_DILATIONS) -> list[int]:
     """Powers of two, with which nine taps span at most the series; at least [1]."""
     largest = max(math.log2(max((length - 1) / (_TAPS - 1), 1)), 0)
     found = {int(2**exponent) for exponent in range(int(largest) + 1)}
@@ -67,7 +67,7 @@ class Convolutions(View):
 
     def __init__(self, length: int) -> None:
         super().__init__()
-        self.dilations = dilations_of(length)
+        self.dilations = _dilations(length)
 
     @property
     def sets(self) -> int:
