@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -248,6 +249,18 @@ def test_what_others_have_written_into_the_record_stays(cli, run):
     assert len(read(run)["attacks"]) == 2
 
 
+@pytest.fixture
+def nothing_unseen(digits_folder: Path) -> Iterator[None]:
+    """No folder of unseen images, whichever tests came before."""
+    place, aside = digits_folder / "tiny_imagenet100", digits_folder / "aside"
+    if is_there := place.is_dir():
+        place.rename(aside)
+    yield
+    if is_there:
+        aside.rename(place)
+
+
+@pytest.mark.usefixtures("nothing_unseen")
 def test_uncertainty_of_every_seed_and_the_ensemble_of_all(cli, run, image_runs, here):
     """Images of 8 x 8 pixels are too small to corrupt, and there is no set of unseen ones: both are said."""
     code, out, _ = cli("attack", run, "--plan", "uncertainty", "ensemble", "--cases", 40)

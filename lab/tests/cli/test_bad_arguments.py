@@ -11,7 +11,7 @@ from runs.small_runs import write_recipe
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("", "no command given (accepted: init, train, evaluate, predict, generate, play, analyze, attack, "),
+        ("", "no command given (accepted: init, train, evaluate, predict, explain, generate, play, "),
         ("trian demo", "unknown command 'trian'; did you mean 'train'?"),
         ("train", "train needs either a recipe or --resume RUN"),
         ("train demo --resume run", "train needs either a recipe or --resume RUN"),

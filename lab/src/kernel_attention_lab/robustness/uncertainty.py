@@ -22,7 +22,6 @@ from torch import nn
 from kernel_attention.analysis.predictive import has_samples, predict_distribution
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
-from kernel_attention.series.readout import fit_temperature
 from kernel_attention_lab.data.images.splits import ImageSplit
 from kernel_attention_lab.packing import LEVELS, pack_bits, pack_levels, unpack_bits, unpack_levels
 from kernel_attention_lab.robustness.calibration import calibration_figures, reliability, risk_coverage
@@ -101,6 +100,9 @@ def measure_uncertainty(
     logits = _logits(model, images.sets)
     keep("plain", begun, _softmax(logits))
     if images.validation is not None:
+        # scikit-learn, which comes with it, takes seconds.
+        from kernel_attention.series.readout import fit_temperature
+
         held_out = pixel_logits(model, images.validation.images)
         temperature = fit_temperature(held_out, torch.from_numpy(images.validation.targets))
         record |= {"temperature": temperature, "validation_cases": len(images.validation)}
@@ -201,7 +203,7 @@ def uncertainty_figures(predicted: Probabilities, images: UncertaintyImages) -> 
 
 
 class Answers(NamedTuple):
-    """What a record keeps of every known image, (n,) each.
+    """The answers to the known images as a record keeps them, (n,) each.
 
     is_right: whether the class is right.
     confidence: to 1/63.

@@ -56,7 +56,7 @@ def explain_run(run: SavedRun, file: Path, case: str | None, seed: int | None, n
     model, series = run.model(seed), found.sequences[place]
     (output,) = predict_outputs(model, [series], precision=run.recipe.precision)
     names = run.facts["class_names"]
-    shares = integrated_gradients([model], series, _answer(output, bool(names)), nodes)
+    shares = integrated_gradients([(model, 1.0)], series, _answer(output, bool(names)), nodes)
     if not names:
         return _explanation(found, place, f"{output.item():.6g}", None, shares)
     probabilities = output.double().softmax(dim=-1)
