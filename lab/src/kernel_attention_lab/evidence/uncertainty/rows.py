@@ -5,15 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from kernel_attention_lab.evidence.comparison import Measurement, PairedFigure, compare_rows
+from kernel_attention_lab.evidence.comparison import Detection, Measurement, PairedFigure, compare_rows
 from kernel_attention_lab.evidence.expressions import Observation
 from kernel_attention_lab.evidence.findings import SIGNIFICANT
 from kernel_attention_lab.evidence.records import ResultRecord
-from kernel_attention_lab.packing import LEVELS, unpack_levels
+from kernel_attention_lab.packing import unpack_levels
 from kernel_attention_lab.robustness.calibration import BINS
 from kernel_attention_lab.robustness.uncertainty import answers_of
 
@@ -71,22 +71,8 @@ class CalibrationError(PairedFigure):
         return found
 
 
-@dataclass(frozen=True, eq=False)
-class Separation(PairedFigure):
-    """The AUROC of a detector, from the levels of its scores (``score_levels``).
-
-    known: (n,) levels of images of the classes.
-    unseen: (m,) levels of images of no known class.
-    """
-
-    known: np.ndarray
-    unseen: np.ndarray
-
-    _AT_LEVEL: ClassVar[np.ndarray] = np.eye(LEVELS, dtype=np.float32)
-
-    def values(self) -> list[np.ndarray]:
-        """A one at each image's level."""
-        return [self._AT_LEVEL[levels] for levels in (self.known, self.unseen)]
+class Separation(Detection):
+    """The AUROC of a detector, from the same levels."""
 
     @staticmethod
     def difference(sums: list[np.ndarray], baseline: list[np.ndarray]) -> np.ndarray:
