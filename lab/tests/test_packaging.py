@@ -19,7 +19,7 @@ import yaml
 from checkout import PACKAGES, ROOT
 
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LARGEST_WHEEL = 700 * 1024  # bytes
+LARGEST_WHEEL = 740 * 1024  # bytes
 
 
 def build(source: Path, target: str, out: Path) -> Path:
@@ -136,7 +136,7 @@ def test_what_is_declared_is_what_the_source_imports(package):
         # Several distributions may share a package, as mujoco and mujoco-core do: a declared one counts.
         owners = [name.lower() for name in distributions.get(found, [found])]
         imported.add(next((name for name in owners if name in declared | below), owners[0]))
-    ours = {"kernel-attention", "estimators", "export"}
+    ours = {"kernel-attention", "estimators", "export", "parquet"}
     assert declared - NOT_IMPORTED - ours <= imported
     assert imported - BROUGHT <= declared | below
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kernel_attention.mechanisms.softmax import SoftmaxAttention
     from kernel_attention.mechanisms.sparse import SparseAttention
     from kernel_attention.mechanisms.support_vector import SupportVectorAttention
+    from kernel_attention.series.files import read_series
 
 __all__ = [
     "AttentionClassifier",
@@ -75,6 +76,7 @@ __all__ = [
     "list_attention",
     "models",
     "predict_distribution",
+    "read_series",
     "register_attention",
     "replace_attention",
     "shard_sequence",
@@ -113,6 +115,7 @@ _HOMES = {
     "forecast_conversion": "analysis.conversion",
     "list_attention": "mechanisms",
     "predict_distribution": "analysis.predictive",
+    "read_series": "series.files",
     "register_attention": "core.registry",
     "replace_attention": "hosts",
     "shard_sequence": "core.sharding",

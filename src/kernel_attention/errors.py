@@ -81,8 +81,8 @@ def _words(name: str) -> list[str]:
 # The extra of pyproject.toml that installs a package that the layers do not need.
 _EXTRAS = {
     "aeon": "timeseries", "lightning_fabric": "estimators", "onnx": "export", "onnxruntime": "export",
-    "onnxscript": "export", "pydantic": "estimators", "rich": "estimators", "safetensors": "estimators",
-    "sklearn": "estimators", "timm": "vision", "transformers": "transformers",
+    "onnxscript": "export", "pyarrow": "parquet", "pydantic": "estimators", "rich": "estimators",
+    "safetensors": "estimators", "sklearn": "estimators", "timm": "vision", "transformers": "transformers",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ _EXTRAS = {
     "aeon": "timeseries", "cv2": "robustness", "datasets": "language", "eagerpy": "robustness",
     "foolbox": "robustness", "gymnasium": "control", "h5py": "control", "imagecorruptions": "robustness",
     "kornia": "images", "minari": "control", "mujoco": "control", "onnx": "export", "onnxruntime": "export",
-    "onnxscript": "export", "optuna": "sweep", "pyarrow": "timeseries", "pyautoattack": "robustness",
+    "onnxscript": "export", "optuna": "sweep", "pyautoattack": "robustness",
     "skimage": "robustness", "tokenizers": "language", "transformers": "language",
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from kernel_attention.errors import InputError, unknown
 MISSING = ("auto", "interpolate", "error")
 
 
-def as_sequences(X: Any, missing: str = "error", advice: str | None = None) -> list[np.ndarray]:
+def as_sequences(X: Any, missing: str = "error") -> list[np.ndarray]:
     """Collections in aeon's conventions to a list of sequences (n_i, c), time first.
 
     They are float32 where the input is no more precise, else float64, because only a centred series can be
@@ -25,12 +25,16 @@ def as_sequences(X: Any, missing: str = "error", advice: str | None = None) -> l
        is an array (cases, time). A frame in a list is (channels, time) as in aeon, or (time, channels) as in
        sktime where its columns have names.
     missing: "error" (also "auto": an array declares nothing) or "interpolate", see `resolve_missing`.
-    advice: as in `resolve_missing`.
 
     Raises InputError for no cases, no steps, no channels, differing channel counts, values that are not real
     numbers, missing ones unless interpolated, values beyond float32, and missing or repeated keys of a frame.
     """
     check_missing(missing)
+    return resolve_missing(unresolved_sequences(X), missing, "X")
+
+
+def unresolved_sequences(X: Any) -> list[np.ndarray]:
+    """Collections in aeon's conventions as ``as_sequences`` reads them, unchecked, (n_i, c)."""
     if hasattr(X, "columns") and hasattr(X, "index"):
         X = _from_frame(X)
     if isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 1:
@@ -52,7 +56,7 @@ def as_sequences(X: Any, missing: str = "error", advice: str | None = None) -> l
         cases = list(array)
     if not cases:
         raise InputError("X has 0 cases, at least 1 is needed (found array with 0 sample(s))")
-    return resolve_missing([np.atleast_2d(case).T for case in cases], missing, "X", advice=advice or ADVICE)
+    return [np.atleast_2d(case).T for case in cases]
 
 
 def channel_names(X: Any) -> list[str] | None:
@@ -86,7 +90,10 @@ def _from_frame(X: Any) -> Any:
     if X.index.nlevels == 2:
         return _cases_of(X)
     cells = _contents(as_array, X, "X")
-    if cells.dtype != object or not any(_is_series(cell) for cell in cells.flat):
+    if cells.dtype != object:
+        return cells
+    if not any(_is_series(cell) for cell in cells.flat):
+        _require_no_words(X, cells)
         return cells
     cases = []
     for index, row in enumerate(cells):
@@ -98,6 +105,22 @@ def _from_frame(X: Any) -> Any:
             )
         cases.append(np.stack(channels))
     return cases
+
+
+def _require_no_words(X: Any, cells: np.ndarray) -> None:
+    """InputError for a frame with a column of words, such as one with a step of a case a row."""
+    for name, column in zip(X.columns, cells.T, strict=True):
+        word = next((cell for cell in column if isinstance(cell, str)), None)
+        if word is None:
+            continue
+        try:
+            float(word)
+        except ValueError:
+            raise InputError(
+                f"X is not an array of numbers: its column {name!r} holds the text {word!r}; accepted: "
+                "a frame (cases, time), one of series, or a step of a case a row with both in its index, "
+                "X.set_index([case, time]) without the labels; ka.read_series reads such files"
+            ) from None
 
 
 def _is_series(cell: Any) -> bool:
@@ -178,7 +201,7 @@ def _contents(read: Callable[[Any], np.ndarray], values: Any, where: str) -> np.
         raise InputError(f"{where} is not an array of numbers ({reason})") from None
 
 
-_LARGEST = np.finfo(np.float32).max  # the models compute in float32
+LARGEST = np.finfo(np.float32).max  # the models compute in float32
 
 ADVICE = "missing='interpolate' fills such gaps"
 
@@ -195,10 +218,29 @@ def resolve_missing(
     """
     check_missing(missing)
     fill = missing == "interpolate" or (missing == "auto" and declared)
+    resolved = checked_sequences(sequences, where)
+    for case, values in enumerate(resolved):
+        gaps = np.isnan(values)
+        if not gaps.any():
+            continue
+        if not fill:
+            step, channel = np.argwhere(gaps)[0]
+            raise InputError(
+                f"missing value (NaN) in case {case}, channel {channel}, step {step} of {where}; {advice}"
+            )
+        resolved[case] = _filled(values, gaps, f"case {case}", where)
+    return resolved
+
+
+def checked_sequences(sequences: list[np.ndarray], where: str) -> list[np.ndarray]:
+    """Sequences (n_i, c) of one c, all float32 or all float64; a NaN stays.
+
+    Raises InputError for sequences without steps, of other channel counts, and with values beyond float32.
+    """
     channels = sequences[0].shape[1]
     exact = all(np.can_cast(sequence.dtype, np.float32) for sequence in sequences)
     dtype = np.float32 if exact else np.float64
-    resolved = []
+    checked = []
     for case, sequence in enumerate(sequences):
         if sequence.shape[0] == 0 or sequence.shape[1] == 0:
             raise InputError(
@@ -211,32 +253,24 @@ def resolve_missing(
             )
         with np.errstate(over="ignore"):
             values = np.ascontiguousarray(sequence, dtype=dtype)
-        if not np.abs(values).max() <= _LARGEST:
-            values = _finite(values, fill, f"of {where}", case, advice)
-        resolved.append(values)
-    return resolved
+        infinite = np.abs(values) > LARGEST
+        if infinite.any():
+            step, channel = np.argwhere(infinite)[0]
+            raise InputError(
+                f"infinite value in case {case}, channel {channel}, step {step} of {where} (float32 is used)"
+            )
+        checked.append(values)
+    return checked
 
 
-def _finite(values: np.ndarray, fill: bool, where: str, case: int, advice: str) -> np.ndarray:
-    infinite = np.argwhere(np.abs(values) > _LARGEST)
-    if len(infinite):
-        step, channel = infinite[0]
-        raise InputError(
-            f"infinite value in case {case}, channel {channel}, step {step} {where} (float32 is used)"
-        )
-    gaps = np.isnan(values)
-    if not fill:
-        step, channel = np.argwhere(gaps)[0]
-        raise InputError(
-            f"missing value (NaN) in case {case}, channel {channel}, step {step} {where}; {advice}"
-        )
+def _filled(values: np.ndarray, gaps: np.ndarray, case: str, where: str) -> np.ndarray:
     values = values.copy()
     steps = np.arange(len(values))
     for channel in np.flatnonzero(gaps.any(axis=0)):
         known = ~gaps[:, channel]
         if not known.any():
             raise InputError(
-                f"every value (all NaN) of case {case}, channel {channel} {where} is missing: nothing to "
+                f"every value (all NaN) of {case}, channel {channel} of {where} is missing: nothing to "
                 "interpolate from (the archive's <Name>_nmv version has such gaps filled)"
             )
         values[~known, channel] = np.interp(steps[~known], steps[known], values[known, channel])

@@ -13,6 +13,7 @@ from kernel_attention.series import (
     stratified_split,
     windows_of,
 )
+from kernel_attention.series.files import SeriesColumns, SeriesFile
 from kernel_attention.training.samplers import EpochSampler
 from kernel_attention_lab.data.archive import DatasetInfo, list_time_series
 from kernel_attention_lab.data.decisions.d4rl import convert_d4rl, read_d4rl
@@ -35,13 +36,11 @@ from kernel_attention_lab.data.segmentation.sets import (
     load_segmentation,
 )
 from kernel_attention_lab.data.series.loading import (
-    SeriesFile,
     load_time_series,
     read_sequences,
     read_series_file,
 )
 from kernel_attention_lab.data.series.own_files import is_series_file, load_series_files
-from kernel_attention_lab.data.series.series_tables import SeriesColumns
 from kernel_attention_lab.data.series.time_series import TimeSeriesData
 
 __all__ = [

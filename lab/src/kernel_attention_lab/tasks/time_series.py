@@ -26,6 +26,7 @@ from kernel_attention.fields import (
 )
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.series import Batch, SequenceSplit, Standardizer, make_loader, stratified_split
+from kernel_attention.series.files.layouts import require_target
 from kernel_attention.series.outputs import predict_outputs, require_in_range
 from kernel_attention.series.rocket_features import fit_input, series_features
 from kernel_attention.series.settings import SeriesTraining
@@ -41,7 +42,6 @@ from kernel_attention_lab.data import (
 from kernel_attention_lab.data.series.own_files import (
     label_texts,
     order_channels,
-    require_target,
     target_values,
 )
 from kernel_attention_lab.data.series.time_series import TimeSeriesData

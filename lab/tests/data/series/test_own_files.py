@@ -209,7 +209,7 @@ BY_TIME = SeriesColumns(case="id", time="t")
         ("x0,x1\n1,1_0\n", None, "line 2: '1_0' in column 'x1' is not a number"),
         ('x0,x1\n1,"2\n', None, "line 2: unexpected end of data"),
         ("x0,x1\n1,2\n,\n", None, "line 3: no step of this case has a value"),
-        ("x0,x1\n1,inf\n", None, "infinite value in case 0, channel 0, step 1"),
+        ("x0,x1\n1,inf\n", None, "line 2: infinite value inf in column 'x1'"),
         ("x0,age\n1,2\n", None, "column 'age' has no number at its end"),
         ("x0,x00\n1,2\n", None, "columns 'x0' and 'x00' have the same number"),
         ("x0,x1,y0\n1,2,3\n", None, "channel 'x' has 2 numbered columns, channel 'y' 1"),

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from kernel_attention.errors import InputError
+from kernel_attention.series.files.ts_format import read_ts
 from kernel_attention_lab.data import read_sequences
 from kernel_attention_lab.data.archive import bundled_folder
-from kernel_attention_lab.data.series.ts_format import read_ts
 
 BUNDLED = [
     "JapaneseVowels/JapaneseVowels",

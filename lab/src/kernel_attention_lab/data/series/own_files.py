@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from kernel_attention.containers import is_missing
-from kernel_attention.errors import InputError, nearest
+from kernel_attention.errors import InputError
 from kernel_attention.notes import note_once
 from kernel_attention.series import SequenceSplit, stratified_split
+from kernel_attention.series.files import SERIES_FILES, SeriesColumns, SeriesFile
+from kernel_attention.series.files.layouts import require_target
+from kernel_attention.series.files.order_keys import as_number
+from kernel_attention.series.files.tables import listed
 from kernel_attention_lab.data.archive import resolve_root
-from kernel_attention_lab.data.series.loading import SeriesFile, read_series_file
-from kernel_attention_lab.data.series.order_keys import as_number
-from kernel_attention_lab.data.series.series_tables import SeriesColumns
-from kernel_attention_lab.data.series.tables import TABLES, column_names, listed
+from kernel_attention_lab.data.series.loading import read_series_file
 from kernel_attention_lab.data.series.time_series import TimeSeriesData
 
 TargetType = Literal["auto", "class", "value"]
@@ -28,7 +30,7 @@ _SPLIT_SEED = 0
 
 def is_series_file(dataset: str) -> bool:
     """Return whether a data set is named by a file instead of a name of the archive."""
-    return Path(dataset).suffix in (".ts", ".npy", ".npz", *TABLES)
+    return Path(dataset).suffix in SERIES_FILES
 
 
 def load_series_files(
@@ -124,7 +126,7 @@ def order_channels(file: SeriesFile, names: Sequence[str] | None, where: str, ex
         return file
     places = [file.channels.index(name) for name in names]
     sequences = [np.ascontiguousarray(sequence[:, places]) for sequence in file.sequences]
-    return file._replace(sequences=sequences, channels=list(names))
+    return replace(file, sequences=sequences, channels=list(names))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -138,20 +140,6 @@ def _find(name: str, data_root: str | os.PathLike[str] | None) -> Path:
     if found is None:
         raise InputError(f"dataset {name!r}: there is no file {' or '.join(map(str, places))}")
     return found
-
-
-def require_target(path: Path, columns: SeriesColumns) -> None:
-    """InputError where a table has no column of the targets; the column that has them would be a channel."""
-    if path.suffix not in TABLES:
-        return
-    names = column_names(path)
-    if columns.target not in names:
-        near = nearest(columns.target, names)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise InputError(
-            f"{path}: has no labels to learn: no column {columns.target!r}{hint} (it has: {listed(names)}); "
-            "target_column names it (--target_column NAME)"
-        )
 
 
 def _labels(file: SeriesFile, name: str) -> list[str]:

@@ -13,8 +13,8 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.data.series.order_keys import DATES, as_clock, as_number
-from kernel_attention_lab.data.series.tables import listed
+from kernel_attention.series.files.order_keys import DATES, as_clock, as_number
+from kernel_attention.series.files.tables import listed
 
 _ADVICE = (
     "name the channels with channel_columns (the part of the names before the steps), or rename the columns "

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernel_attention.containers import is_missing
-from kernel_attention.errors import InputError, unknown
-from kernel_attention_lab.extras import install_hint
+from kernel_attention.errors import InputError, missing_package, unknown
+from kernel_attention.series.sequences import LARGEST
 
 TABLES = (".csv", ".tsv", ".parquet")
 
@@ -72,7 +72,7 @@ def read_table(path: Path, plain: Sequence[str], numeric: Sequence[str]) -> Colu
 
     Raises:
         InputError: for a column that the file does not have, a row of another number of cells, a cell of
-            ``numeric`` that is no number, a file that cannot be read, and one without rows.
+            ``numeric`` that is no number or beyond float32, a file that cannot be read, and one without rows.
     """
     names = column_names(path)
     known = set(names)
@@ -82,6 +82,13 @@ def read_table(path: Path, plain: Sequence[str], numeric: Sequence[str]) -> Colu
     table = (_read_parquet if path.suffix == ".parquet" else _read_csv)(path, plain, numeric)
     if not len(table.values):
         raise InputError(f"{path}: has no rows below the names of its columns")
+    infinite = np.abs(table.values) > LARGEST
+    if infinite.any():
+        row, column = np.argwhere(infinite)[0]
+        raise InputError(
+            f"{table.where(row)}: infinite value {table.values[row, column]:g} in column {numeric[column]!r} "
+            "(float32 is used)"
+        )
     return table
 
 
@@ -160,7 +167,7 @@ def _parquet(path: Path) -> Any:
         import pyarrow
         from pyarrow.parquet import ParquetFile
     except ModuleNotFoundError as error:
-        raise InputError(install_hint(error, str(path)) or str(error)) from None
+        raise InputError(missing_package(error, str(path)) or str(error)) from None
     try:
         return ParquetFile(path)
     except (OSError, pyarrow.ArrowException) as error:

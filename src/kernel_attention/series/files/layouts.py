@@ -10,10 +10,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from kernel_attention.errors import InputError
-from kernel_attention_lab.data.series.order_keys import DATES, as_number, orders_agree
-from kernel_attention_lab.data.series.step_columns import channel_steps
-from kernel_attention_lab.data.series.tables import (
+from kernel_attention.errors import InputError, nearest
+from kernel_attention.series.files.order_keys import DATES, as_number, orders_agree
+from kernel_attention.series.files.step_columns import channel_steps
+from kernel_attention.series.files.tables import (
+    TABLES,
     ColumnTable,
     column_names,
     is_index,
@@ -65,6 +66,20 @@ def read_series_table(path: Path, columns: SeriesColumns) -> TableSeries:
     """The series of a table; InputError, with the line or row, for what ``columns`` does not describe."""
     names = column_names(path)
     return (_read_long if columns.is_long else _read_wide)(path, names, columns)
+
+
+def require_target(path: Path, columns: SeriesColumns) -> None:
+    """InputError where a table has no column of the targets; the column that has them would be a channel."""
+    if path.suffix not in TABLES:
+        return
+    names = column_names(path)
+    if columns.target not in names:
+        near = nearest(columns.target, names)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise InputError(
+            f"{path}: has no labels to learn: no column {columns.target!r}{hint} (it has: {listed(names)}); "
+            "target_column names it (--target_column NAME)"
+        )
 
 
 def _read_long(path: Path, names: list[str], columns: SeriesColumns) -> TableSeries:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.data.series.order_keys import as_clock, as_date, as_number
-from kernel_attention_lab.data.series.step_columns import channel_steps, is_step
+from kernel_attention.series.files.order_keys import as_clock, as_date, as_number
+from kernel_attention.series.files.step_columns import channel_steps, is_step
 
 DAY = st.dates(datetime.date(1000, 1, 1), datetime.date(9999, 12, 28))
 MONTHS = [datetime.date(2000, month, 1).strftime("%B") for month in range(1, 13)]
