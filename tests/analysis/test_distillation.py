@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import kernel_attention as ka
 from kernel_attention.analysis import distill_primal_values, primal_from_softmax, primal_values_from_softmax
-from kernel_attention.functional import kernel_grams, nested_objective
+from kernel_attention.functional import nested_objective
+from kernel_attention.mechanisms.nested_objective.functional import kernel_factors
 
 F64 = torch.float64
 BATCH, TOKENS, HEADS, P = 4, 13, 3, 5
@@ -84,7 +87,44 @@ def test_the_objective_against_another_kernel_is_its_residual():
     f, g = ((torch.nn.functional.normalize(y, dim=-1) @ w) * root[:, None] for y, w in ((q, w_e), (k, w_r)))
     size = target.square().sum((-2, -1))
     expected = (((target - f @ g.mT).square().sum((-2, -1)) - size) / size).mean(dim=1)
-    torch.testing.assert_close(nested_objective(kernel_grams(q, k, target=target), w_e, w_r, root), expected)
+    factors = kernel_factors(q, k, target)
+    for form in (factors, factors.grams()):
+        torch.testing.assert_close(nested_objective(form, w_e, w_r, root), expected)
+
+
+@pytest.mark.parametrize("nesting", ["sequential", "joint", "none"])
+def test_factors_and_their_gram_matrices_have_one_gradient(nesting):
+    q, k = torch.randn(2, BATCH, HEADS, TOKENS, P, dtype=F64)
+    target = torch.rand(BATCH, HEADS, TOKENS, TOKENS, dtype=F64)
+    mask = padded()
+    weights = [torch.randn(HEADS, *shape, dtype=F64, requires_grad=True) for shape in ((P, 2), (P, 2), (2,))]
+    factors = kernel_factors(q, k, target, query_mask=mask, attention_mask=mask)
+    found, expected = (
+        torch.autograd.grad(nested_objective(form, *weights, nesting=nesting).sum(), weights)
+        for form in (factors, factors.grams())
+    )
+    torch.testing.assert_close(found, expected)
+
+
+class LargestTensor(TorchDispatchMode):
+    """The numbers in the largest tensor that any operation makes."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.numbers = max(self.numbers, *(x.numel() for x in tree_leaves(out) if torch.is_tensor(x)), 0)
+        return out
+
+
+def test_short_sequences_of_many_features_make_no_gram_matrix_each():
+    batch, tokens, width = 29, 5, 11
+    features = 1 + width + width * (width + 1) // 2
+    layer = ka.SoftmaxAttention(2 * width, 2, dtype=F64).eval()
+    x = torch.randn(batch, tokens, 2 * width, dtype=F64)
+    with LargestTensor() as largest:
+        primal_values_from_softmax(layer, x, steps=2, feature_map="taylor", normalize="rows")
+    assert largest.numbers <= 2 * batch * max(tokens, width) * features  # not 2 * batch * features^2
 
 
 def test_with_values_a_layer_says_more_of_softmax_attention_than_its_scores_do():

@@ -25,8 +25,9 @@ from kernel_attention.analysis.output_map import ridge_solution
 from kernel_attention.core.validation import require_weight
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.nested_objective.functional import (
+    KernelFactors,
     KernelGrams,
-    kernel_grams,
+    kernel_factors,
     nested_objective,
 )
 from kernel_attention.mechanisms.primal_values.layer import PrimalValueAttention
@@ -59,7 +60,8 @@ def primal_values_from_softmax(
 
     Args:
         layer: a softmax layer as ``primal_from_softmax`` takes it.
-        samples: inputs of the layer, (B, N, d). The attention of all of them is formed: O(B N^2) memory.
+        samples: inputs of the layer, (B, N, d). The attention of all of them is formed, and their m features:
+            O(B h (N^2 + (N + s) m)) memory, with m = 1 + p + p (p + 1) / 2 for ``feature_map="taylor"``.
         rank: directions s per head; by default the head width p.
         attention_mask: (B, N), True = real token.
         held_out: other inputs, (B', N', d), on which the error is measured too.
@@ -92,9 +94,11 @@ def primal_values_from_softmax(
     if not real.any() or not x[real].isfinite().all():
         raise InputError("samples must hold real tokens, all of them finite")
 
-    grams = _grams(student, teacher, x, attention_mask, real)
-    _solve_pooled(student, grams, ridge)
-    _descend(student, grams, steps)
+    factors = _factors(student, teacher, x, attention_mask, real)
+    _solve_pooled(student, factors, ridge)
+    is_long = factors.keys.size(2) > factors.keys.size(3)
+    _descend(student, factors.grams() if is_long else factors, steps)
+    del factors
     _fit_out(student, x, attention_mask, target[real], real, ridge)
     errors = output_errors(student, teacher, (x, attention_mask), held_out, held_out_mask)
     like = next(layer.parameters())
@@ -141,25 +145,25 @@ def distill_primal_values(
     return found
 
 
-def _grams(
+def _factors(
     student: PrimalValueAttention, teacher: SoftmaxAttention, x: Tensor, mask: Tensor | None, real: Tensor
-) -> KernelGrams:
-    """The Gram matrices of every sequence, with the softmax attention as the kernel."""
+) -> KernelFactors:
+    """The student's features and the softmax attention that they are to be a model of."""
     attention = teacher.kernel_matrix(x, attention_mask=mask)
     if not student.kernel.by_row_sums:  # the student divides by the number of keys
         attention = attention * real.sum(dim=1)[:, None, None, None]
     q, k = student.queries_and_keys(x, x)
-    return kernel_grams(
-        q, k, feature_map=student.kernel.feature_map, query_mask=mask, attention_mask=mask,
-        normalize=student.kernel.by_row_sums, target=attention,
+    return kernel_factors(
+        q, k, attention, feature_map=student.kernel.feature_map, query_mask=mask, attention_mask=mask,
+        normalize=student.kernel.by_row_sums,
     )  # fmt: skip
 
 
-def _solve_pooled(student: PrimalValueAttention, grams: KernelGrams, ridge: float) -> None:
+def _solve_pooled(student: PrimalValueAttention, factors: KernelFactors, ridge: float) -> None:
     """Weights whose f g^T is the truncated SVD of K between the spans, for the mean Gram matrices."""
-    assert grams.crossed is not None
-    half_q, half_k = (_inverse_root(gram.mean(dim=0), ridge) for gram in (grams.queries, grams.keys))
-    left, values, right = torch.linalg.svd(half_q @ grams.crossed.mean(dim=0) @ half_k)
+    queries, keys, crossed = factors.pooled_grams()
+    half_q, half_k = (_inverse_root(gram, ridge) for gram in (queries, keys))
+    left, values, right = torch.linalg.svd(half_q @ crossed @ half_k)
     kernel = student.kernel
     found = min(student.rank, values.size(-1))
     for weight in (kernel.w_e, kernel.w_r, kernel.sqrt_lambda):
@@ -178,7 +182,7 @@ def _inverse_root(gram: Tensor, ridge: float) -> Tensor:
     return (vectors * values.rsqrt()[:, None]) @ vectors.mT
 
 
-def _descend(student: PrimalValueAttention, grams: KernelGrams, steps: int) -> None:
+def _descend(student: PrimalValueAttention, grams: KernelGrams | KernelFactors, steps: int) -> None:
     """Adam on the nested objective; the weights of the best step stay."""
     kernel = student.kernel
     weights = [kernel.w_e, kernel.w_r, kernel.sqrt_lambda]

@@ -48,6 +48,42 @@ class KernelGrams(NamedTuple):
     squared_norm: Tensor | None = None
 
 
+class KernelFactors(NamedTuple):
+    """Features and a kernel that is not phi's own: what ``KernelGrams`` of them would follow from.
+
+    They take fewer numbers than the Gram matrices where a sequence has fewer tokens than phi features.
+
+    Attributes:
+        queries: phi_q, (B, h, N, p).
+        keys: phi_k, (B, h, S, p).
+        target: the kernel K, (B, h, N, S), zero at padded tokens.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    target: Tensor
+
+    def grams(self) -> KernelGrams:
+        """The Gram matrices of every sequence, in O(N S p) time and O(p^2) memory."""
+        phi_q, phi_k, target = self
+        return KernelGrams(
+            phi_q.mT @ phi_q, phi_k.mT @ phi_k, None, phi_q.mT @ target @ phi_k,
+            target.square().sum(dim=(-2, -1)),
+        )  # fmt: skip
+
+    def pooled_grams(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The means over the sequences of C_q, C_k and phi_q^T K phi_k, (h, p, p) each."""
+        read = _rows(self.target @ self.keys)
+        queries, keys = _rows(self.queries), _rows(self.keys)
+        count = self.queries.size(0)
+        return queries.mT @ queries / count, keys.mT @ keys / count, queries.mT @ read / count
+
+
+def _rows(x: Tensor) -> Tensor:
+    """The rows of all sequences of a head, (h, B N, p)."""
+    return x.transpose(0, 1).flatten(1, 2)
+
+
 @torch.no_grad()
 def kernel_grams(
     q: Tensor,
@@ -60,7 +96,6 @@ def kernel_grams(
     attention_mask: Tensor | None = None,
     is_causal: bool = False,
     normalize: bool = False,
-    target: Tensor | None = None,
 ) -> KernelGrams:
     """The Gram matrices of the kernel's factors, in O(N p^2) time.
 
@@ -77,33 +112,55 @@ def kernel_grams(
         is_causal: whether the features are those of a causal layer.
         normalize: divide every row of the kernel by its sum, for a phi whose kernel is never negative, and
             without ``rows``. Parts of the keys do not add up then.
-        target: a kernel of queries and keys, (B, h, N, S), that the features are to be a model of in the
-            place of phi's own, without ``rows``; zero at padded tokens. It takes O(N S p) time.
     """
     # Forward-mode differentiation looks into a block without gradients too.
     q, k, rows = q.detach(), k.detach(), None if rows is None else rows.detach()
     with without_autocast(q):
-        both = []
-        for x, mask in ((q, query_mask), (k, attention_mask)):
-            x = running_mean(x, mask) if is_causal and running_means else x
-            phi = exactly(feature_map(x, mask, is_causal))
-            if mask is not None:
-                phi = phi.masked_fill(~mask[:, None, :, None], 0.0)
-            both.append(phi)
-        phi_q, phi_k = both
-        if normalize:
-            phi_q = divide(phi_q, phi_q @ phi_k.sum(dim=2)[..., None])
-        grams = KernelGrams(phi_q.mT @ phi_q, phi_k.mT @ phi_k, None if rows is None else exactly(rows))
-        if target is None:
-            return grams
-        target = exactly(target)
-        return grams._replace(
-            crossed=phi_q.mT @ target @ phi_k, squared_norm=target.square().sum(dim=(-2, -1))
+        phi_q, phi_k = (
+            _features(
+                running_mean(x, mask) if is_causal and running_means else x, feature_map, mask, is_causal
+            )
+            for x, mask in ((q, query_mask), (k, attention_mask))
         )
+        if normalize:
+            phi_q = _by_row_sums(phi_q, phi_k)
+        return KernelGrams(phi_q.mT @ phi_q, phi_k.mT @ phi_k, None if rows is None else exactly(rows))
+
+
+@torch.no_grad()
+def kernel_factors(
+    q: Tensor,
+    k: Tensor,
+    target: Tensor,
+    *,
+    feature_map: FeatureMap = cosine,
+    query_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    normalize: bool = False,
+) -> KernelFactors:
+    """Features that are to be a model of another kernel than phi's own, ``target`` (B, h, N, S).
+
+    The other arguments are those of ``kernel_grams``.
+    """
+    phi_q, phi_k = (
+        # Every head's rows lie side by side, as products with its weights read them.
+        _features(x, feature_map, mask, False).transpose(0, 1).contiguous().transpose(0, 1)
+        for x, mask in ((q, query_mask), (k, attention_mask))
+    )
+    return KernelFactors(_by_row_sums(phi_q, phi_k) if normalize else phi_q, phi_k, exactly(target))
+
+
+def _features(x: Tensor, feature_map: FeatureMap, mask: Tensor | None, is_causal: bool) -> Tensor:
+    phi = exactly(feature_map(x, mask, is_causal))
+    return phi if mask is None else phi.masked_fill(~mask[:, None, :, None], 0.0)
+
+
+def _by_row_sums(phi_q: Tensor, phi_k: Tensor) -> Tensor:
+    return divide(phi_q, phi_q @ phi_k.sum(dim=2)[..., None])
 
 
 def nested_objective(
-    grams: KernelGrams,
+    grams: KernelGrams | KernelFactors,
     w_e: Tensor,
     w_r: Tensor,
     sqrt_lambda: Tensor,
@@ -117,7 +174,7 @@ def nested_objective(
     ``w_r`` and ``sqrt_lambda``, and not the kernel, whose size would otherwise grow without bound.
 
     Args:
-        grams: of ``kernel_grams``.
+        grams: of ``kernel_grams``, or the factors themselves where the kernel is another one.
         w_e: (h, p, s), or (h, M, s) where ``grams`` holds rows.
         w_r: as ``w_e``.
         sqrt_lambda: square root of Lambda's diagonal, (h, s).
@@ -131,28 +188,55 @@ def nested_objective(
     if nesting not in ("sequential", "joint", "none"):
         raise unknown("nesting", nesting, ("sequential", "joint", "none"))
     with without_autocast(w_e):
-        # Norms of the kernel are products of four matrices, and large inputs would leave the range.
-        c_q, c_k, rows, target, squared_norm = _balanced(grams)
         root = exactly(sqrt_lambda)[:, None, :]
         left, right = exactly(w_e) * root, exactly(w_r) * root
-        if rows is not None:
-            left, right = rows.mT @ left[:, : rows.size(2)], rows.mT @ right[:, : rows.size(2)]
-        inner = None if rows is None else rows.mT @ rows
-        c_q_left, c_k_right = c_q @ left, c_k @ right
-        if target is not None:
-            crossed = (left * (target @ right)).sum(dim=-2)  # <f_l, K g_l>
+        if isinstance(grams, KernelFactors):
+            found = _factor_products(grams, left, right)
         else:
-            crossed = (c_q_left * (c_k_right if inner is None else inner @ c_k_right)).sum(dim=-2)
-        f_gram, g_gram = left.mT @ c_q_left, right.mT @ c_k_right
+            found = _gram_products(grams, left, right)
+        crossed, (f_gram, f_past), (g_gram, g_past), squared_norm = found
         value = (f_gram * g_gram).sum(dim=(-2, -1)) - 2 * crossed.sum(dim=-1)
         if nesting == "joint":
             value = _with_gradient_of(value, _joint(crossed, f_gram, g_gram))
         elif nesting == "sequential":
-            f_past, g_past = left.detach().mT @ c_q_left, right.detach().mT @ c_k_right
             value = _with_gradient_of(value, _sequential(crossed, f_gram, g_gram, f_past, g_past))
-        if squared_norm is None:
-            squared_norm = _squared_norm(c_q, c_k, inner)
         return (value / squared_norm.clamp_min(smallest(value.dtype))).mean(dim=1)
+
+
+class _Products(NamedTuple):
+    """What the objective is made of. ``f`` and ``g`` have a Gram matrix and one whose rows are constants."""
+
+    crossed: Tensor
+    f: tuple[Tensor, Tensor]
+    g: tuple[Tensor, Tensor]
+    squared_norm: Tensor
+
+
+def _gram_products(grams: KernelGrams, left: Tensor, right: Tensor) -> _Products:
+    # Norms of the kernel are products of four matrices, and large inputs would leave the range.
+    c_q, c_k, rows, target, squared_norm = _balanced(grams)
+    if rows is not None:
+        left, right = rows.mT @ left[:, : rows.size(2)], rows.mT @ right[:, : rows.size(2)]
+    inner = None if rows is None else rows.mT @ rows
+    c_q_left, c_k_right = c_q @ left, c_k @ right
+    if target is not None:
+        crossed = (left * (target @ right)).sum(dim=-2)  # <f_l, K g_l>
+    else:
+        crossed = (c_q_left * (c_k_right if inner is None else inner @ c_k_right)).sum(dim=-2)
+    if squared_norm is None:
+        squared_norm = _squared_norm(c_q, c_k, inner)
+    f = left.mT @ c_q_left, left.detach().mT @ c_q_left
+    return _Products(crossed, f, (right.mT @ c_k_right, right.detach().mT @ c_k_right), squared_norm)
+
+
+def _factor_products(factors: KernelFactors, left: Tensor, right: Tensor) -> _Products:
+    f, g = (
+        (_rows(phi) @ weight).unflatten(1, (phi.size(0), -1)).transpose(0, 1)
+        for phi, weight in ((factors.queries, left), (factors.keys, right))
+    )
+    crossed = (f * (factors.target @ g)).sum(dim=-2)
+    grams = (f.mT @ f, f.detach().mT @ f), (g.mT @ g, g.detach().mT @ g)
+    return _Products(crossed, *grams, factors.target.square().sum(dim=(-2, -1)))
 
 
 def _balanced(grams: KernelGrams) -> KernelGrams:
