@@ -137,6 +137,23 @@ def test_the_error_of_another_model_is_large(onnx):
     assert onnx_error(content, second, x, mask) > 16
 
 
+def test_a_model_of_transformers_is_exported_with_the_layers_put_into_it(onnx):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
+    )
+    model = transformers.BertForSequenceClassification(config).eval()
+    ka.replace_attention(model, {0: "linear", -1: "primal"})
+    tokens, mask = torch.randint(50, (3, 13)), torch.ones(3, 13, dtype=torch.int64)
+    mask[1, 7:] = 0
+    program = export_program(model, tokens, mask)
+    shorter, ones = torch.randint(50, (5, 11)), torch.ones(5, 11, dtype=torch.int64)
+    found = program.module()(input_ids=shorter, attention_mask=ones).logits
+    torch.testing.assert_close(found, model(shorter, attention_mask=ones).logits)
+    assert program_lengths(program) == (2, 13)
+    assert onnx_error(onnx_bytes(program), model, tokens, mask) < 16
+
+
 def test_a_program_keeps_its_facts_and_leaves_its_inputs_alone(onnx):
     model = CausalLanguageModel(17, LENGTH, "linear", **SIZES).eval()
     content = onnx_bytes(export_step(model), {"class_names": "[]"})

@@ -1,4 +1,4 @@
-"""Our models as programs that run without this package: ``torch.export`` and ONNX.
+"""Models with our layers as programs that run without this package: ``torch.export`` and ONNX.
 
 A program is traced from the readable forms of the mechanisms, so it holds PyTorch's own operators only.
 
@@ -40,6 +40,9 @@ _BATCH = 3  # of the inputs that a program is traced with; 1 would be taken for 
 
 def export_program(model: nn.Module, x: Tensor, attention_mask: Tensor | None = None) -> ExportedProgram:
     """A classifier ``model(x)`` or ``model(x, attention_mask)`` as a program of ``torch.export``.
+
+    The model is one of ours, or one of torch, timm or transformers after ``replace_attention``, whose own
+    names the inputs of the program then have (``pixel_values``, ``input_ids``).
 
     The program takes any number of sequences. With a mask it also takes any length from the program's least,
     see ``program_lengths``, to that of ``x``: pad shorter sequences, which changes nothing. Where the tokens
@@ -181,7 +184,7 @@ def onnx_error(content: bytes, model: nn.Module, x: Tensor, attention_mask: Tens
     exact = [tensor.double() if tensor.is_floating_point() else tensor for tensor in given]
     (found, *_) = _session(content)(given)
     with torch.no_grad():
-        return _rounding_errors(found, model(*given), copy.deepcopy(model).double()(*exact))
+        return _rounding_errors(found, _first(model(*given)), _first(copy.deepcopy(model).double()(*exact)))
 
 
 def onnx_step_error(content: bytes, model: CausalLanguageModel, text: Tensor) -> float:
@@ -194,6 +197,11 @@ def onnx_step_error(content: bytes, model: CausalLanguageModel, text: Tensor) ->
         logits.append(found)
     with torch.no_grad():
         return _rounding_errors(torch.stack(logits, 1), model(text), copy.deepcopy(model).double()(text))
+
+
+def _first(output: Any) -> Tensor:
+    """What a model returns, or the first of several tensors, such as the logits of transformers."""
+    return output if isinstance(output, Tensor) else output[0]
 
 
 def _session(content: bytes) -> Callable[[Sequence[Tensor]], list[Tensor]]:
