@@ -140,6 +140,16 @@ def test_spectra_are_relative_and_explained_variance_is_the_share_of_squares():
     np.testing.assert_allclose(line.get_ydata(), [16 / 21, 20 / 21, 1])
 
 
+@pytest.mark.parametrize("precision", [np.float32, np.float64])
+def test_spectra_end_where_rounding_begins(precision):
+    """Of a matrix of rank 5, 64 x 64, rounding leaves 59 values that no figure shows."""
+    left, right = np.random.default_rng(0).standard_normal((2, 64, 5))
+    sigma = np.linalg.svd((left @ right.T).astype(precision), compute_uv=False)
+    assert spectra.singular_floor(sigma) == 64 * np.finfo(precision).eps * sigma[0]
+    line = spectra.singular_value_curves({0: {0: [sigma]}}).axes[0].lines[0]
+    assert len(line.get_ydata()) == 5
+
+
 @pytest.mark.parametrize("layers", [1, 4, 7])
 def test_every_layer_has_a_panel(layers):
     figure = spectra.singular_value_curves(singular_values(seeds=(0, 1), layers=range(layers)))

@@ -108,12 +108,14 @@ class SeedRecord:
     def spectrum(self, layer: int) -> list[np.ndarray]:
         """The non-zero singular values of each head of a layer, descending; empty where none are recorded.
 
+        They are float32, in which ``diagnose`` computes them, so that a reader knows what rounding left.
         Short sequences have fewer values than the record has room for; the rest is zero padding.
         """
         for entry in (self.spectra or {}).get("layers", []):
             if entry.get("layer") == layer:
                 heads = (
-                    np.array([v for v in head if is_number(v)], float) for head in entry["singular_values"]
+                    np.array([v for v in head if is_number(v)], np.float32)
+                    for head in entry["singular_values"]
                 )
                 return [head for head in (np.trim_zeros(head, "b") for head in heads) if head.size]
         return []

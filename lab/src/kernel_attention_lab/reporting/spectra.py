@@ -30,7 +30,6 @@ Spectra = Mapping[int, Mapping[int, Sequence[np.ndarray]]]  # layer -> seed -> s
 SHARES = (0.9, 0.95, 0.99)
 HEAD_LIMIT = 8  # the legend names each head up to this number
 REACHED = 0.999  # curves of the explained variance end here
-SINGULAR_FLOOR = 1e-8  # below this, float32 singular values are rounding noise
 
 
 def spectrum_section(run: RunRecord) -> html.Section | None:
@@ -72,7 +71,7 @@ def _pictures(layers: Spectra, names: Mapping[int, str]) -> list[html.Picture]:
             data_uri(singular_value_curves(layers, names)),
             f"Line chart of the singular values of the kernel, relative to the largest, on a logarithmic "
             f"axis, for {len(layers)} {'layer' if len(layers) == 1 else 'layers'}.",
-            f"Singular values relative to the largest, cut off where float32 has no digits left. {lines}",
+            f"Singular values relative to the largest, down to rounding noise. {lines}",
             wide=len(layers) > 1,
         ),
         html.Picture(
@@ -113,7 +112,7 @@ def _needed(by_seed: Mapping[int, Sequence[np.ndarray]], share: float) -> str:
 
 @report_style()
 def singular_value_curves(layers: Spectra, names: Mapping[int, str] | None = None) -> Figure:
-    """sigma_i / sigma_1 of each layer's kernel on a log axis.
+    """sigma_i / sigma_1 of each layer's kernel on a log axis, down to ``singular_floor``.
 
     One seed: one line per head, and their mean dashed. Several seeds: a line for each seed's mean over its
     heads, in a light band from the smallest head to the largest.
@@ -122,13 +121,13 @@ def singular_value_curves(layers: Spectra, names: Mapping[int, str] | None = Non
         layers: layer -> seed -> descending singular values of each head, (values,) each, the first positive.
         names: layer -> the title of its panel.
     """
-    scaled = _mapped(layers, lambda sigma: sigma / sigma[0])
+    scaled = _mapped(layers, lambda sigma: sigma[sigma > singular_floor(sigma)] / sigma[0])
     figure, axes = _panels(scaled, names or {})
-    lowest = min(float(head[head > 0].min()) for head in _all_heads(scaled))
-    longest = max(int((head >= SINGULAR_FLOOR).sum()) for head in _all_heads(scaled))
+    lowest = min(float(head.min()) for head in _all_heads(scaled))
+    longest = max(len(head) for head in _all_heads(scaled))
     for axis in axes:
         axis.set(xlim=(0.5, max(longest, 5) + 0.5), yscale="log")
-        axis.set_ylim(max(lowest * 0.6, SINGULAR_FLOOR), 1.6)
+        axis.set_ylim(lowest * 0.6, 1.6)
     axes[0].set_ylabel("singular value σᵢ / σ₁")
     return figure
 
@@ -150,9 +149,14 @@ def explained_variance_curves(layers: Spectra, names: Mapping[int, str] | None =
     return figure
 
 
+def singular_floor(sigma: np.ndarray) -> float:
+    """What rounding leaves of a zero among singular values (values,) of this precision, as in a rank."""
+    return float(len(sigma) * np.finfo(sigma.dtype).eps * sigma[0])
+
+
 def cumulative_share(sigma: np.ndarray) -> np.ndarray:
     """sum_{j <= i} sigma_j^2 / sum_j sigma_j^2 for singular values of shape (values,), not all 0."""
-    energy: np.ndarray = np.cumsum(np.square(sigma))
+    energy: np.ndarray = np.cumsum(np.square(sigma, dtype=np.float64))
     share: np.ndarray = energy / energy[-1]
     return share
 
