@@ -61,7 +61,28 @@ class Train(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Init(Command):
+class TableCommand(Command):
+    """The options of commands that read series from tables.
+
+    Args:
+        layout: of a table: long, a step a row; wide, a case a row; auto takes long where time_column is
+            given.
+        case_column: column of a table that names the case.
+        time_column: column of a long table that orders the steps of a case.
+        target_column: column of a table with the label or the value to predict (default: target).
+        channel_columns: columns of the channels in a long table, or the names before the steps in a wide
+            one (default: all other columns).
+    """
+
+    layout: Literal["auto", "long", "wide"] | None = None
+    case_column: str | None = None
+    time_column: str | None = None
+    target_column: str | None = None
+    channel_columns: list[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Init(TableCommand):
     """Write a recipe for own series, a text to be read and changed. With a file of labelled series (.csv,
     .tsv, .parquet, .npz or .ts), the file is read as training would read it, and the recipe has sizes for it.
     With --recipe, write a copy of that recipe: all its keys, below the comments that explain it.
@@ -75,13 +96,6 @@ class Init(Command):
         test_file: file of the test split (default: a fifth of the cases).
         target_type: whether the targets are classes or values; auto takes values where all are numbers and
             one is not whole.
-        layout: of a table: long, a step a row; wide, a case a row; auto takes long where time_column is
-            given.
-        case_column: column of a table that names the case.
-        time_column: column of a long table that orders the steps of a case.
-        target_column: column of a table with the label or the value to predict (default: target).
-        channel_columns: columns of the channels in a long table, or the names before the steps in a wide
-            one (default: all other columns).
         missing: what to do with missing values; auto refuses them unless a .ts file declares them
             (default: auto).
     """
@@ -95,11 +109,6 @@ class Init(Command):
     data_root: str | None = None
     test_file: str | None = None
     target_type: Literal["auto", "class", "value"] | None = None
-    layout: Literal["auto", "long", "wide"] | None = None
-    case_column: str | None = None
-    time_column: str | None = None
-    target_column: str | None = None
-    channel_columns: list[str] | None = None
     missing: Literal["auto", "interpolate", "error"] | None = None
 
 
@@ -150,9 +159,10 @@ class Evaluate(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict(Command):
+class Predict(TableCommand):
     """Predict new cases with a trained run: series of a .ts, .npy, .npz, .csv, .tsv or .parquet file, lines
-    of text, or images.
+    of text, or images. Options about the columns of a table are for a file that Python saved; a run folder
+    knows its columns.
 
     Args:
         run: run folder, or a file that AttentionClassifier.save or AttentionRegressor.save wrote.
@@ -160,11 +170,6 @@ class Predict(Command):
             a text file; for a run on images an image, or a folder or an archive of them.
         seed: seed of the model (default: the first of the run).
         output: write to this .csv or .json file (default: CSV, to the screen).
-        layout: of a table, where the run is a file of an estimator, as the next four; see init.
-        case_column: column of a table that names the case.
-        time_column: column of a long table that orders the steps of a case.
-        target_column: column of a table that is no channel (default: target).
-        channel_columns: columns of the channels (default: all other columns).
     """
 
     usage = "predict RUN FILE [options]"
@@ -174,17 +179,12 @@ class Predict(Command):
     file: Name
     seed: int | None = None
     output: str | None = None
-    layout: Literal["auto", "long", "wide"] | None = None
-    case_column: str | None = None
-    time_column: str | None = None
-    target_column: str | None = None
-    channel_columns: list[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explain(Command):
+class Explain(TableCommand):
     """Explain the prediction for one series: which steps of which channels it rests on, by integrated
-    gradients, as a table and a picture.
+    gradients, as a table and a picture. The options about the columns of a table are as for predict.
 
     Args:
         run: run folder on time series, or a file that AttentionClassifier.save or AttentionRegressor.save
@@ -194,11 +194,6 @@ class Explain(Command):
         output: the picture, .svg, .png or .pdf.
         nodes: gradients along the way; more are more exact.
         seed: seed of the model (default: the first of the run).
-        layout: of a table, where the run is a file of an estimator, as the next four; see init.
-        case_column: column of a table that names the case.
-        time_column: column of a long table that orders the steps of a case.
-        target_column: column of a table that is no channel (default: target).
-        channel_columns: columns of the channels (default: all other columns).
     """
 
     usage = "explain RUN FILE [options]"
@@ -210,11 +205,6 @@ class Explain(Command):
     output: str = "explanation.svg"
     nodes: int = 64
     seed: int | None = None
-    layout: Literal["auto", "long", "wide"] | None = None
-    case_column: str | None = None
-    time_column: str | None = None
-    target_column: str | None = None
-    channel_columns: list[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

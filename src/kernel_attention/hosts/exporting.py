@@ -200,7 +200,7 @@ def onnx_step_error(content: bytes, model: CausalLanguageModel, text: Tensor) ->
 
 
 def _first(output: Any) -> Tensor:
-    """What a model returns, or the first of several tensors, such as the logits of transformers."""
+    """The output of a model, or the first of several tensors, such as the logits of transformers."""
     return output if isinstance(output, Tensor) else output[0]
 
 

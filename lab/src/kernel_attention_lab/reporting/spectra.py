@@ -150,7 +150,7 @@ def explained_variance_curves(layers: Spectra, names: Mapping[int, str] | None =
 
 
 def singular_floor(sigma: np.ndarray) -> float:
-    """What rounding leaves of a zero among singular values (values,) of this precision, as in a rank."""
+    """Rounding error of a zero among singular values (values,) of this precision, as in a rank."""
     return float(len(sigma) * np.finfo(sigma.dtype).eps * sigma[0])
 
 

@@ -204,7 +204,7 @@ def nested_objective(
 
 
 class _Products(NamedTuple):
-    """What the objective is made of. ``f`` and ``g`` have a Gram matrix and one whose rows are constants."""
+    """Terms of the objective. ``f`` and ``g`` have a Gram matrix and one whose rows are constants."""
 
     crossed: Tensor
     f: tuple[Tensor, Tensor]
