@@ -2,6 +2,7 @@
 
 import doctest
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -84,3 +85,10 @@ def test_a_long_frame_given_to_fit_hears_of_read_series():
     frame = pandas.DataFrame({"who": ["a", "a", "b"], "t": [0, 1, 0], "x": [1.0, 2.0, 3.0]})
     with pytest.raises(InputError, match=r"column 'who' .*set_index\(\[case, time\]\).*read_series"):
         ka.AttentionClassifier().fit(frame, [0, 0, 1])
+
+
+def test_a_parquet_file_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
+    (tmp_path / "s.parquet").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match=r"s\.parquet needs pyarrow, .*'kernel-attention\[parquet\]'"):
+        ka.read_series(tmp_path / "s.parquet")
