@@ -293,7 +293,7 @@ class Attack(Command):
     to seed-K/robustness.json when it is done, and is not run again. Plans and attacks: docs/robustness.md.
 
     Args:
-        run: run folder of a recipe of task images.
+        run: run folder of a recipe of task images; with the plans uncertainty and ensemble, of texts too.
         plan: table, autoattack, curves, paper, masking, corruptions, out_of_distribution, uncertainty,
             ensemble (of all trained seeds); several are run in turn (default: table).
         attacks: attacks by name instead of a plan: clean, fgsm, pgd, sld, noise, square, spsa, cw,

@@ -273,8 +273,8 @@ def test_uncertainty_of_every_seed_and_the_ensemble_of_all(cli, run, image_runs,
     assert found["ensemble"]["members"] == 2
     assert {"corrupted", "unseen"} == found["ensemble"]["absent"].keys()
     assert "H, W >= 32" in found["ensemble"]["absent"]["corrupted"]
-    assert "ensemble: known images accuracy" in out
-    assert "unseen images: not measured" in out
+    assert "ensemble: known: accuracy" in out
+    assert "unseen: not measured" in out
     page = (run / "report.html").read_text("utf-8")
     assert "Reliability diagram" in page
     assert "one pass" in page

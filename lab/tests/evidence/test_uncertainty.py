@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernel_attention_lab.data.images.splits import ImageSplit
 from kernel_attention_lab.evidence.uncertainty import (
     training_costs,
     uncertainty_columns,
@@ -13,18 +12,17 @@ from kernel_attention_lab.evidence.uncertainty import (
     uncertainty_differences,
     uncertainty_rows,
 )
-from kernel_attention_lab.robustness import UncertaintyImages, uncertainty_figures
+from kernel_attention_lab.robustness import Labelled, UncertainCases, uncertainty_figures
 
 N, UNSEEN, DISTINCT, CLASSES = 900, 300, 60, 5
 
 
 def measured(seed, sharpness, methods):
     """The entry of an imaginary model whose probabilities are those of the targets, sharpened."""
-    pixels = np.zeros((N, 1, 1, 3), np.uint8)
     truth = np.random.default_rng(0).dirichlet(np.full(CLASSES, 0.4), N)
     targets = np.array([np.random.default_rng(n).choice(CLASSES, p=row) for n, row in enumerate(truth)])
-    corrupted = ImageSplit(pixels[: 2 * DISTINCT], targets[: 2 * DISTINCT])
-    images = UncertaintyImages(ImageSplit(pixels, targets), corrupted, pixels[:UNSEEN], distinct=DISTINCT)
+    known, corrupted = Labelled([], targets), Labelled([], targets[: 2 * DISTINCT])
+    cases = UncertainCases(known, corrupted, [], distinct=DISTINCT)
     entry = {"cases": {"known": N, "corrupted": 2 * DISTINCT, "unseen": UNSEEN}, "methods": {}}
     for place, method in enumerate(methods):
         noisy = truth * np.random.default_rng(seed).uniform(0.9, 1.1, truth.shape)
@@ -32,7 +30,7 @@ def measured(seed, sharpness, methods):
         sharp /= sharp.sum(1, keepdims=True)
         flat = np.random.default_rng(seed).dirichlet(np.full(CLASSES, 1 / sharpness), UNSEEN)
         predicted = {"known": sharp, "corrupted": sharp[: 2 * DISTINCT], "unseen": flat}
-        entry["methods"][method] = {"seconds": 1.0} | uncertainty_figures(predicted, images)
+        entry["methods"][method] = {"seconds": 1.0} | uncertainty_figures(predicted, cases)
     return entry
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,14 +16,15 @@ from kernel_attention.models import VisionTransformer
 from kernel_attention.series.readout import fit_temperature
 from kernel_attention_lab.data.images.splits import ImageSplit
 from kernel_attention_lab.robustness import (
-    UncertaintyImages,
+    Labelled,
+    UncertainCases,
     answers_of,
     calibration_figures,
     detection_figures,
     measure_uncertainty,
     sampled_probabilities,
 )
-from kernel_attention_lab.robustness.pixel_logits import pixel_logits
+from kernel_attention_lab.robustness.pixel_logits import PixelBatches, pixel_logits
 
 N, DISTINCT, UNSEEN = 53, 7, 29
 
@@ -32,14 +34,27 @@ def split(generator, count):
     return ImageSplit(images, generator.integers(0, 4, count))
 
 
+class Images(NamedTuple):
+    known: ImageSplit
+    corrupted: ImageSplit
+    unseen: np.ndarray
+    validation: ImageSplit
+
+    @property
+    def cases(self) -> UncertainCases:
+        known, corrupted, validation = (
+            Labelled(PixelBatches(each.images), each.targets)
+            for each in (self.known, self.corrupted, self.validation)
+        )
+        return UncertainCases(known, corrupted, PixelBatches(self.unseen), validation, DISTINCT)
+
+
 @pytest.fixture
-def images() -> UncertaintyImages:
+def images() -> Images:
     generator = np.random.default_rng(0)
     once = split(generator, DISTINCT)
     corrupted = ImageSplit(np.concatenate([once.images, 255 - once.images]), np.tile(once.targets, 2))
-    return UncertaintyImages(
-        split(generator, N), corrupted, split(generator, UNSEEN).images, split(generator, 41), DISTINCT
-    )
+    return Images(split(generator, N), corrupted, split(generator, UNSEEN).images, split(generator, 41))
 
 
 def make_model(attention="softmax", dropout=0.0, seed=0) -> VisionTransformer:
@@ -54,7 +69,7 @@ def make_model(attention="softmax", dropout=0.0, seed=0) -> VisionTransformer:
 
 def test_plain_and_temperature_are_softmax_of_the_logits(images):
     model = make_model()
-    record = measure_uncertainty([model], images)
+    record = measure_uncertainty([model], images.cases)
     assert list(record["methods"]) == ["plain", "temperature"], "nothing in the model samples"
     logits = pixel_logits(model, images.known.images).double()
     held_out = pixel_logits(model, images.validation.images)
@@ -87,22 +102,22 @@ def test_the_temperature_is_the_most_likely_one():
 def test_what_samples_is_sampled(images, attention, dropout, method):
     model = make_model(attention, dropout)
     before = torch.random.get_rng_state()
-    record = measure_uncertainty([model], images, samples=3)
+    record = measure_uncertainty([model], images.cases, samples=3)
     assert torch.equal(torch.random.get_rng_state(), before), "the global generator was touched"
     assert not any(each.training for each in model.modules())
     assert list(record["methods"]) == ["plain", "temperature", method]
-    drawn = sampled_probabilities(model, images.known.images, 3, dropout=method == "dropout")
+    drawn = sampled_probabilities(model, images.cases.known.inputs, 3, dropout=method == "dropout")
     expected = calibration_figures(drawn, images.known.targets)
     assert expected.items() <= record["methods"][method]["known"].items()
     plain = pixel_logits(model, images.known.images).softmax(1).numpy()
     assert np.abs(drawn - plain).max() > 1e-4
-    many = sampled_probabilities(model, images.known.images, 200, dropout=method == "dropout")
+    many = sampled_probabilities(model, images.cases.known.inputs, 200, dropout=method == "dropout")
     np.testing.assert_allclose(many.sum(1), 1, atol=1e-6)
 
 
 def test_an_ensemble_is_the_mean_of_its_members(images):
     members = [make_model(seed=seed) for seed in range(3)]
-    record = measure_uncertainty(members, images)
+    record = measure_uncertainty(members, images.cases)
     assert (record["members"], list(record["methods"])) == (3, ["ensemble"])
     each = [pixel_logits(model, images.known.images).double().softmax(1).numpy() for model in members]
     found = record["methods"]["ensemble"]["known"]
@@ -112,7 +127,7 @@ def test_an_ensemble_is_the_mean_of_its_members(images):
 
 
 def test_a_record_keeps_the_answers_behind_its_figures(images):
-    record = json.loads(json.dumps(measure_uncertainty([make_model()], images), allow_nan=False))
+    record = json.loads(json.dumps(measure_uncertainty([make_model()], images.cases), allow_nan=False))
     assert record["cases"] == {"known": N, "corrupted": 2 * DISTINCT, "unseen": UNSEEN}
     model = make_model()
     logits = pixel_logits(model, images.known.images).double()
@@ -133,7 +148,7 @@ def test_a_record_keeps_the_answers_behind_its_figures(images):
 
 
 def test_sets_that_are_not_there_have_no_figures(images):
-    alone = UncertaintyImages(images.known)
+    alone = UncertainCases(images.cases.known)
     record = measure_uncertainty([make_model()], alone)
     assert list(record["methods"]) == ["plain"], "no temperature without validation images"
     assert list(record["methods"]["plain"]) == ["seconds", "known"]

@@ -275,7 +275,8 @@ def attack_command(options: Attack) -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     for seed, record in records.items():
         title = f"{run.recipe.dataset}, {run.recipe.attention_name()}, seed {seed}"
-        console.print(attack_table(record, title))
+        if record["attacks"]:
+            console.print(attack_table(record, title))
         for line in shift_lines(record):
             console.print(line, markup=False, soft_wrap=True)
         for warning in record["warnings"]:

@@ -246,18 +246,18 @@ def shift_lines(record: Mapping[str, Any]) -> list[str]:
     for name in ("uncertainty", "ensemble"):
         measured = record.get(name, {"methods": {}, "absent": {}})
         lines += [f"{method}: {_calibrated(figures)}" for method, figures in measured["methods"].items()]
-        lines += [f"{kind} images: not measured ({why})" for kind, why in measured["absent"].items()]
+        lines += [f"{kind}: not measured ({why})" for kind, why in measured["absent"].items()]
     return lines
 
 
 def _calibrated(figures: Mapping[str, Any]) -> str:
     """The figures of a method on every set of images, in a line."""
     parts = [
-        f"{kind} images accuracy {format_metric('accuracy', found['accuracy'])}, NLL {found['nll']:.3f}, "
+        f"{kind}: accuracy {format_metric('accuracy', found['accuracy'])}, NLL {found['nll']:.3f}, "
         f"ECE {100 * found['ece']:.2f} %"
         for kind in ("known", "corrupted")
         if (found := figures.get(kind))
     ]
     if unseen := figures.get("unseen"):
-        parts.append(f"unseen images AUROC {100 * unseen['auroc']:.2f} %")
+        parts.append(f"unseen: AUROC {100 * unseen['auroc']:.2f} %")
     return "; ".join(parts)

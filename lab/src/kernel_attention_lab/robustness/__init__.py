@@ -61,7 +61,8 @@ from kernel_attention_lab.robustness.protocols import (
     find_protocol,
 )
 from kernel_attention_lab.robustness.uncertainty import (
-    UncertaintyImages,
+    Labelled,
+    UncertainCases,
     answers_of,
     measure_uncertainty,
     sampled_probabilities,
@@ -87,6 +88,7 @@ __all__ = [
     "CarliniWagner",
     "Clean",
     "ImageAttack",
+    "Labelled",
     "Noise",
     "NormalizedInputs",
     "PaperProtocol",
@@ -95,7 +97,7 @@ __all__ = [
     "SparseL1Descent",
     "Square",
     "SurrogateClamp",
-    "UncertaintyImages",
+    "UncertainCases",
     "answers_of",
     "attack_images",
     "attack_title",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from kernel_attention_lab.robustness.corruption_error import corruption_accuraci
 from kernel_attention_lab.robustness.corruptions import corrupted_images
 from kernel_attention_lab.robustness.image_attack import attacked_cases
 from kernel_attention_lab.robustness.out_of_distribution import out_of_distribution_scores
-from kernel_attention_lab.robustness.uncertainty import UncertaintyImages, measure_uncertainty
+from kernel_attention_lab.robustness.pixel_logits import PixelBatches
+from kernel_attention_lab.robustness.uncertainty import Labelled, UncertainCases
 
 CORRUPTED_CASES = 500  # times 15 corruptions and 5 severities
 UNCERTAIN_CASES = {"known": 5000, "corrupted": 100, "unseen": 2500}
@@ -26,7 +27,7 @@ UNSEEN = "tiny_imagenet100"
 """The image set whose part ``ood_val`` has the images of no known class."""
 
 OF_MODELS = ("uncertainty", "ensemble")
-"""The shifts of ``measure_uncertain``: those of one model, and those of the ensemble of several."""
+"""The shifts of ``measure_uncertainty``: those of one model, and those of the ensemble of several."""
 SHIFTS = ("corruptions", "out_of_distribution", *OF_MODELS)
 """The plans that are no attacks."""
 
@@ -106,8 +107,7 @@ def unseen_images(
     return central(unseen.split.evenly(cases), (height, width)), [label for label, *_ in unseen.left_out]
 
 
-def measure_uncertain(
-    models: Sequence[nn.Module],
+def uncertain_images(
     split: ImageSplit,
     validation: ImageSplit | None = None,
     *,
@@ -115,15 +115,13 @@ def measure_uncertain(
     kept_size: int = 0,
     data_root: str | os.PathLike[str] | None = None,
     on_progress: OnProgress | None = None,
-) -> dict[str, Any]:
-    """The record of ``measure_uncertainty`` on images of a split, corrupted ones, and ones of no known class.
+) -> tuple[UncertainCases, dict[str, str]]:
+    """Images of a split, corrupted ones, and ones of no known class, and why a set is absent, by its name.
 
-    Corrupted images need a library and unseen images a data set. Where one is missing, the other sets are
-    measured, and ``absent`` says why.
+    Corrupted images need a library and unseen images a data set.
 
     Args:
-        models: one, or the members of an ensemble.
-        split: the test split, of the models' size. The first of ``attacked_cases`` are measured.
+        split: the test split, of the models' size. The first of ``attacked_cases`` are taken.
         validation: images of the models' size that choose the temperature; None: there is no temperature.
         cases: number of images of each set, by default ``UNCERTAIN_CASES``.
         kept_size: as in ``measure_shift``.
@@ -131,21 +129,24 @@ def measure_uncertain(
         on_progress: called with a line of progress.
     """
     counts = UNCERTAIN_CASES if cases is None else dict.fromkeys(UNCERTAIN_CASES, cases)
-    images = UncertaintyImages(
-        split.subset(attacked_cases(len(split), counts["known"])), validation=validation
-    )
+    known = _labelled(split.subset(attacked_cases(len(split), counts["known"])))
+    found = UncertainCases(known, validation=None if validation is None else _labelled(validation))
     absent: dict[str, str] = {}
     try:
         corrupted, distinct = _corrupted_split(split, counts["corrupted"], on_progress)
-        images = images._replace(corrupted=corrupted, distinct=distinct)
+        found = found._replace(corrupted=_labelled(corrupted), distinct=distinct)
     except (InputError, ModuleNotFoundError) as error:
         absent["corrupted"] = str(error)
     try:
         unseen, _ = unseen_images(split, counts["unseen"], kept_size, data_root)
-        images = images._replace(unseen=unseen.images)
+        found = found._replace(unseen=PixelBatches(unseen.images))
     except InputError as error:
         absent["unseen"] = str(error)
-    return measure_uncertainty(models, images, on_progress=on_progress) | {"absent": absent}
+    return found, absent
+
+
+def _labelled(split: ImageSplit) -> Labelled:
+    return Labelled(PixelBatches(split.images), split.targets)
 
 
 def _corrupted_split(split: ImageSplit, cases: int, on_progress: OnProgress | None) -> tuple[ImageSplit, int]:

@@ -1,12 +1,12 @@
-"""Predictions of image classifiers with an uncertainty: methods, and their figures on three sets of images.
+"""Predictions of classifiers with an uncertainty: methods, and their figures on three sets of cases.
 
 The methods need no training of their own. ``plain``: one pass in evaluation mode. ``temperature``: its logits
-divided by a temperature that is fitted to validation images (Guo et al. 2017). ``samples``: the mean over
+divided by a temperature that is fitted to validation cases (Guo et al. 2017). ``samples``: the mean over
 passes of layers that sample, for models with ``kernel_gp`` or ``sgpa``; ``dropout``: MC dropout (Gal &
 Ghahramani 2016), for other models with dropout. ``ensemble``: the mean over models that differ in their seed
 (Lakshminarayanan et al. 2017).
 
-Legend: n images, k classes.
+Legend: n cases, k classes.
 """
 
 from __future__ import annotations
@@ -22,47 +22,53 @@ from torch import nn
 from kernel_attention.analysis.predictive import has_samples, predict_distribution
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
-from kernel_attention_lab.data.images.splits import ImageSplit
 from kernel_attention_lab.packing import LEVELS, pack_bits, pack_levels, unpack_bits, unpack_levels
 from kernel_attention_lab.robustness.calibration import calibration_figures, reliability, risk_coverage
 from kernel_attention_lab.robustness.out_of_distribution import detection_figures, score_levels
-from kernel_attention_lab.robustness.pixel_logits import pixel_logits
+from kernel_attention_lab.robustness.pixel_logits import Inputs, input_logits, placed
 
 SAMPLES = 10
 NLL_STEPS = 8  # levels a nat
 _COVERAGES = np.linspace(0.05, 1, 20)
 
 Probabilities = dict[str, np.ndarray]
-"""By set of images, (n, k) each."""
+"""By set of cases, (n, k) each."""
 
 
-class UncertaintyImages(NamedTuple):
-    """The images that uncertainty is measured on.
+class Labelled(NamedTuple):
+    """The cases of a set as a model takes them, and their classes (n,)."""
 
-    known: images of the classes.
-    corrupted: corrupted versions of ``distinct`` images, first one version of each, then the next; or None.
-    unseen: images of none of the classes, (n, H, W, C) uint8; or None.
-    validation: images of the classes that did not train the model; None: no temperature is fitted.
-    distinct: the number of images behind ``corrupted``.
+    inputs: Inputs
+    targets: np.ndarray
+
+
+class UncertainCases(NamedTuple):
+    """The cases that uncertainty is measured on.
+
+    known: cases of the classes.
+    corrupted: corrupted versions of ``distinct`` cases, first one version of each, then the next; or None.
+    unseen: cases of none of the classes; or None.
+    validation: cases of the classes that did not train the model; None: no temperature is fitted.
+    distinct: the number of cases behind ``corrupted``.
     """
 
-    known: ImageSplit
-    corrupted: ImageSplit | None = None
-    unseen: np.ndarray | None = None
-    validation: ImageSplit | None = None
+    known: Labelled
+    corrupted: Labelled | None = None
+    unseen: Inputs | None = None
+    validation: Labelled | None = None
     distinct: int = 0
 
     @property
-    def sets(self) -> dict[str, np.ndarray]:
-        """The pixels by the name of the set, without ``validation``."""
-        found = {"known": self.known.images}
-        found |= {} if self.corrupted is None else {"corrupted": self.corrupted.images}
+    def sets(self) -> dict[str, Inputs]:
+        """The inputs by the name of the set, without ``validation``."""
+        found = {"known": self.known.inputs}
+        found |= {} if self.corrupted is None else {"corrupted": self.corrupted.inputs}
         return found | ({} if self.unseen is None else {"unseen": self.unseen})
 
 
 def measure_uncertainty(
     models: Sequence[nn.Module],
-    images: UncertaintyImages,
+    cases: UncertainCases,
     *,
     samples: int = SAMPLES,
     on_progress: Callable[[str], object] | None = None,
@@ -70,8 +76,8 @@ def measure_uncertainty(
     """The figures of every method of one model, or of the ensemble of several.
 
     Args:
-        models: (B, C, H, W) in [0, 1] -> (B, k) logits each.
-        images: of the models' size.
+        models: each gives logits (B, k) for a batch of the cases.
+        cases: as the models take them.
         samples: passes of a method that samples.
         on_progress: called with the name of a method that begins.
 
@@ -81,39 +87,40 @@ def measure_uncertainty(
     """
     require_positive(samples=samples)
     say = on_progress or (lambda line: None)
-    record: dict[str, Any] = {"cases": {name: len(pixels) for name, pixels in images.sets.items()}}
+    record: dict[str, Any] = {}
     methods: dict[str, Any] = {}
 
     def keep(name: str, begun: float, predicted: Probabilities) -> None:
-        figures = uncertainty_figures(predicted, images)
+        record["cases"] = {name: len(of_set) for name, of_set in predicted.items()}
+        figures = uncertainty_figures(predicted, cases)
         methods[name] = {"seconds": round(time.perf_counter() - begun, 2)} | figures
 
     begun = time.perf_counter()
     if len(models) > 1:
         say("ensemble")
-        members = [_softmax(_logits(model, images.sets)) for model in models]
-        mean = {name: np.mean([member[name] for member in members], axis=0) for name in images.sets}
+        members = [_softmax(_logits(model, cases.sets)) for model in models]
+        mean = {name: np.mean([member[name] for member in members], axis=0) for name in cases.sets}
         keep("ensemble", begun, mean)
         return record | {"members": len(models), "methods": methods}
     (model,) = models
     say("plain")
-    logits = _logits(model, images.sets)
+    logits = _logits(model, cases.sets)
     keep("plain", begun, _softmax(logits))
-    if images.validation is not None:
+    if cases.validation is not None:
         # scikit-learn, which comes with it, takes seconds.
         from kernel_attention.series.readout import fit_temperature
 
-        held_out = pixel_logits(model, images.validation.images)
-        temperature = fit_temperature(held_out, torch.from_numpy(images.validation.targets))
-        record |= {"temperature": temperature, "validation_cases": len(images.validation)}
+        held_out = input_logits(model, cases.validation.inputs)
+        temperature = fit_temperature(held_out, torch.from_numpy(cases.validation.targets))
+        record |= {"temperature": temperature, "validation_cases": len(held_out)}
         scaled = {name: each / temperature for name, each in logits.items()}
         keep("temperature", begun, _softmax(scaled))
     if name := sampling_method(model):
         say(name)
         begun = time.perf_counter()
         drawn = {
-            key: sampled_probabilities(model, pixels, samples, dropout=name == "dropout")
-            for key, pixels in images.sets.items()
+            key: sampled_probabilities(model, inputs, samples, dropout=name == "dropout")
+            for key, inputs in cases.sets.items()
         }
         keep(name, begun, drawn)
         record["samples"] = samples
@@ -129,52 +136,43 @@ def sampling_method(model: nn.Module) -> str | None:
 
 
 def sampled_probabilities(
-    model: nn.Module,
-    images: np.ndarray,
-    samples: int = SAMPLES,
-    *,
-    dropout: bool = False,
-    batch_size: int = 256,
-    seed: int = 0,
+    model: nn.Module, inputs: Inputs, samples: int = SAMPLES, *, dropout: bool = False, seed: int = 0
 ) -> np.ndarray:
     """Mean probabilities (n, k) over ``samples`` passes; the global generators stay as they were.
 
     Args:
-        model: (B, C, H, W) in [0, 1] -> (B, k) logits, with something that samples.
-        images: (n, H, W, C) uint8.
+        model: gives logits (B, k), with something that samples.
+        inputs: batches of its arguments.
         samples: passes.
         dropout: whether dropout samples too.
-        batch_size: images at a time.
         seed: of the draws.
     """
     like = next(model.parameters())
     devices = [like.device] if like.device.type == "cuda" else []
-    parts = []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
-        for start in range(0, len(images), batch_size):
-            pixels = torch.from_numpy(np.array(images[start : start + batch_size]))
-            batch = pixels.permute(0, 3, 1, 2).to(device=like.device, dtype=like.dtype) / 255
-            found = predict_distribution(model, batch, samples, dropout=dropout)
-            parts.append(found.probabilities.cpu())
+        parts = [
+            predict_distribution(model, placed(batch, model), samples, dropout=dropout).probabilities.cpu()
+            for batch in inputs
+        ]
     return torch.cat(parts).numpy()
 
 
-def uncertainty_figures(predicted: Probabilities, images: UncertaintyImages) -> dict[str, dict[str, Any]]:
-    """The figures of one method by set of images, in JSON's types.
+def uncertainty_figures(predicted: Probabilities, cases: UncertainCases) -> dict[str, dict[str, Any]]:
+    """The figures of one method by set of cases, in JSON's types.
 
     Args:
-        predicted: the probabilities, by the names of ``images.sets``.
-        images: their targets.
+        predicted: the probabilities, by the names of ``cases.sets``.
+        cases: their targets.
 
     Returns:
-        ``known``: ``calibration_figures``; ``reliability``, its bins; ``risk``, the share of wrong images
+        ``known``: ``calibration_figures``; ``reliability``, its bins; ``risk``, the share of wrong cases
         among the least uncertain ones at coverages of 5 %, 10 %, .., 100 %; what paired tests need
         (``answers_of``). ``corrupted``: ``calibration_figures`` over all versions, and ``nll_by_image``, the
-        mean over an image's versions. ``unseen``: ``detection_figures`` by one minus the confidence, and the
-        ``levels`` of both sets.
+        mean over the versions of an image or a text. ``unseen``: ``detection_figures`` by one minus the
+        confidence, and the ``levels`` of both sets.
     """
-    known, targets = predicted["known"], images.known.targets
+    known, targets = predicted["known"], cases.known.targets
     doubt, is_right = 1 - known.max(axis=1), known.argmax(axis=1) == targets
     diagram = reliability(known, targets)
     risk = risk_coverage(is_right, doubt)
@@ -189,13 +187,13 @@ def uncertainty_figures(predicted: Probabilities, images: UncertaintyImages) -> 
             "nll_levels": pack_levels(np.minimum(NLL_STEPS * _nll(known, targets), LEVELS - 1).astype(int)),
         }
     }
-    if images.corrupted is not None:
-        corrupted, targets = predicted["corrupted"], images.corrupted.targets
-        by_image = _nll(corrupted, targets).reshape(-1, images.distinct).mean(axis=0)
+    if cases.corrupted is not None:
+        corrupted, targets = predicted["corrupted"], cases.corrupted.targets
+        by_image = _nll(corrupted, targets).reshape(-1, cases.distinct).mean(axis=0)
         found["corrupted"] = calibration_figures(corrupted, targets) | {
             "nll_by_image": by_image.round(4).tolist()
         }
-    if images.unseen is not None:
+    if cases.unseen is not None:
         unseen = 1 - predicted["unseen"].max(axis=1)
         levels = zip(("in", "out"), map(pack_levels, score_levels(doubt, unseen)), strict=True)
         found["unseen"] = detection_figures(doubt, unseen) | {"levels": dict(levels)}
@@ -203,7 +201,7 @@ def uncertainty_figures(predicted: Probabilities, images: UncertaintyImages) -> 
 
 
 class Answers(NamedTuple):
-    """The answers to the known images as a record keeps them, (n,) each.
+    """The answers to the known cases as a record keeps them, (n,) each.
 
     is_right: whether the class is right.
     confidence: to 1/63.
@@ -231,8 +229,8 @@ def _nll(probabilities: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return found
 
 
-def _logits(model: nn.Module, sets: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    return {name: pixel_logits(model, pixels).double() for name, pixels in sets.items()}
+def _logits(model: nn.Module, sets: Mapping[str, Inputs]) -> dict[str, torch.Tensor]:
+    return {name: input_logits(model, inputs).double() for name, inputs in sets.items()}
 
 
 def _softmax(logits: Mapping[str, torch.Tensor]) -> Probabilities:

@@ -1,4 +1,4 @@
-"""Attacks on a finished run of images: figures next to its weights, attack by attack."""
+"""Attacks on a finished run, and its uncertainty: figures next to its weights, one after another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,21 +16,24 @@ from torch import Tensor, nn
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, writing
 from kernel_attention.version import __version__
-from kernel_attention_lab.data.images.batches import central, channels_first
+from kernel_attention_lab.data.images.batches import channels_first
 from kernel_attention_lab.data.images.sets import ImageSplit
+from kernel_attention_lab.data.tokens.sets import TokenSplit
 from kernel_attention_lab.lock import locked
 from kernel_attention_lab.robustness.attack_plan import AttackStep
 from kernel_attention_lab.robustness.image_attack import attacked_cases, require_classes
 from kernel_attention_lab.robustness.masking import attack_title, masking_warnings
 from kernel_attention_lab.robustness.measured_attack import measure_attack
-from kernel_attention_lab.robustness.shifts import OF_MODELS, measure_shift, measure_uncertain
-from kernel_attention_lab.robustness.uncertainty import require_members
+from kernel_attention_lab.robustness.shifts import OF_MODELS, measure_shift
+from kernel_attention_lab.robustness.uncertainty import measure_uncertainty, require_members
 from kernel_attention_lab.run_folder import RunFolder
 from kernel_attention_lab.runs.files import write_json
 from kernel_attention_lab.runs.saved import SavedRun
 from kernel_attention_lab.tasks.images import ImageExperiment
+from kernel_attention_lab.tasks.tokens import TokenExperiment
 
 OnProgress = Callable[[str], object]
+_Experiment: TypeAlias = ImageExperiment | TokenExperiment
 
 _SAME_DATA = ("channels", "height", "width", "class_names", "test_cases")
 _LIBRARIES = ("torch", "foolbox", "pyautoattack")
@@ -58,14 +61,15 @@ def attack_run(
     batch_size: int = 64,
     on_progress: OnProgress | None = None,
 ) -> dict[int, dict[str, Any]]:
-    """Attack the trained models of a run on images of its test split.
+    """Attack the trained models of a run on images of its test split, or measure their uncertainty.
 
     Write ``seed-K/robustness.json`` into the run, or into ``output``, after every attack. An attack that
     is in the file already, with the same options, images and weights, is not run again. The images are the
     first ones of ``attacked_cases``, the same for every run on the data set.
 
     Args:
-        run: a run of task ``images`` with at least one trained seed.
+        run: a run of task ``images`` with at least one trained seed; for the shifts of ``OF_MODELS`` alone,
+            of task ``tokens`` too.
         steps: of ``choose_steps``.
         shifts: of ``SHIFTS``, measured after the attacks.
         shift_cases: number of images of each shift, by default as ``measure_shift`` says.
@@ -88,7 +92,7 @@ def attack_run(
             that is damaged, and for a folder that cannot be written.
     """
     require_positive(batch_size=batch_size)
-    experiment = _image_experiment(run, data_root)
+    experiment = _experiment(run, data_root, shifts if not steps else [*shifts, "attacks"])
     _check_transfer(run, steps, transfer)
     for step in steps:
         require_classes(step.made(), len(run.facts["class_names"]))
@@ -127,13 +131,16 @@ class _Session:
     """The file of one seed, and the attacks that are added to it."""
 
     def __init__(
-        self, run: SavedRun, experiment: ImageExperiment, folder: RunFolder, seed: int, again: bool
+        self, run: SavedRun, experiment: _Experiment, folder: RunFolder, seed: int, again: bool
     ) -> None:
         self.experiment = experiment
         self.seed = seed
-        self.split = experiment.whole_test
+        if isinstance(experiment, ImageExperiment):
+            self.split: ImageSplit | TokenSplit = experiment.whole_test
+        else:
+            self.split = experiment.data.test
         self.path = folder.robustness_path(seed)
-        self.record: dict[str, Any] = _heading(run, self.split, seed)
+        self.record: dict[str, Any] = _heading(run, len(self.split), seed)
         self.earlier: list[dict[str, Any]] = []
         found = folder.robustness(seed)
         if found is not None and found["weights"] == self.record["weights"]:
@@ -148,24 +155,26 @@ class _Session:
         """Measure a shift that is not in the file yet, and write the file."""
         if name in self.record and not self.again:
             return
-        where: dict[str, Any] = {
-            "cases": cases,
-            "kept_size": self.experiment.recipe.kept_size,
-            "data_root": self.experiment.data_root,
-            "on_progress": on_progress,
-        }
         if name in OF_MODELS:
-            self.record[name] = measure_uncertain(models, self.split, self._validation(), **where)
+            self.record[name] = self._measure_uncertainty(models, cases, on_progress)
         else:
-            self.record[name] = measure_shift(name, models[0], self.split, **where)
+            assert isinstance(self.experiment, ImageExperiment)
+            self.record[name] = measure_shift(
+                name, models[0], self.experiment.whole_test, cases=cases,
+                kept_size=self.experiment.recipe.kept_size, data_root=self.experiment.data_root,
+                on_progress=on_progress,
+            )  # fmt: skip
         with writing(f"output {self.path}"):
             write_json(self.path, self.record)
 
-    def _validation(self) -> ImageSplit | None:
-        """The images that chose the weights; None where these are the test split."""
-        if self.experiment.recipe.protocol == "paper":
-            return None
-        return central(self.experiment.split(self.seed)[1], self.experiment.size)
+    def _measure_uncertainty(
+        self, models: Sequence[nn.Module], cases: int | None, on_progress: OnProgress
+    ) -> dict[str, Any]:
+        if isinstance(self.experiment, ImageExperiment):
+            found, absent = self.experiment.uncertain_cases(self.seed, cases, on_progress)
+        else:
+            found, absent = self.experiment.uncertain_cases(self.seed, cases)
+        return measure_uncertainty(models, found, on_progress=on_progress) | {"absent": absent}
 
     def run_step(
         self,
@@ -185,6 +194,7 @@ class _Session:
             return
         title = attack_title(key)
         on_progress(f"{title}, {len(indices)} images")
+        assert isinstance(self.split, ImageSplit)
         images, labels = _tensors(self.split.subset(indices), model)
         entry = measure_attack(
             model,
@@ -201,10 +211,15 @@ class _Session:
             write_json(self.path, self.record)
 
 
-def _image_experiment(run: SavedRun, data_root: str | Path | None) -> ImageExperiment:
+def _experiment(run: SavedRun, data_root: str | Path | None, measured: Sequence[str]) -> _Experiment:
     task = run.recipe.task_name
+    if task == "tokens" and set(measured) <= set(OF_MODELS):
+        experiment = run.experiment(data_root)
+        assert isinstance(experiment, TokenExperiment)
+        return experiment
     if task != "images":
-        raise InputError(f"run {run.folder}: task {task} has no images to attack (accepted: task images)")
+        accepted = f"accepted: task images; task tokens with {' and '.join(OF_MODELS)}"
+        raise InputError(f"run {run.folder}: task {task} has no images to attack ({accepted})")
     experiment = run.experiment(data_root)
     assert isinstance(experiment, ImageExperiment)
     return experiment
@@ -232,14 +247,14 @@ def _source(transfer: SavedRun, seed: int) -> TransferSource:
     return TransferSource(model, record)
 
 
-def _heading(run: SavedRun, split: ImageSplit, seed: int) -> dict[str, Any]:
+def _heading(run: SavedRun, cases: int, seed: int) -> dict[str, Any]:
     """The content of the file besides the attacks."""
     return {
         "weights": _digest(RunFolder(run.folder).weights_path(seed)),
         "images": {
             "dataset": run.facts["dataset"],
             "split": "test",
-            "cases": len(split),
+            "cases": cases,
             "order": "the first of torch.randperm(cases) with seed 0",
         },
         "versions": {"kernel-attention": __version__} | {name: _version(name) for name in _LIBRARIES},

@@ -28,6 +28,8 @@ from kernel_attention_lab.data.images.decoding import decode_image
 from kernel_attention_lab.data.images.files import IMAGE_SUFFIXES, is_image, read_images
 from kernel_attention_lab.data.images.sets import ImageSplit, load_class_subset, load_images
 from kernel_attention_lab.data.splits import hold_out
+from kernel_attention_lab.robustness import UncertainCases
+from kernel_attention_lab.robustness.shifts import uncertain_images
 from kernel_attention_lab.tasks.experiment import Loaders, Metric
 from kernel_attention_lab.tasks.metrics import class_rows, classification_metrics
 from kernel_attention_lab.tasks.recipe import VisionRecipe
@@ -179,6 +181,16 @@ class ImageExperiment(VisionExperiment):
     def whole_test(self) -> ImageSplit:
         """All images of the test split as the model takes them; ``test`` has ``evaluation_cases`` of them."""
         return central(self.data.test, self.size)
+
+    def uncertain_cases(
+        self, seed: int, cases: int | None = None, on_progress: Callable[[str], object] | None = None
+    ) -> tuple[UncertainCases, dict[str, str]]:
+        """See ``uncertain_images``; the images that chose the weights of ``seed`` choose the temperature."""
+        chosen = None if self.recipe.protocol == "paper" else central(self.split(seed)[1], self.size)
+        return uncertain_images(
+            self.whole_test, chosen, cases=cases, kept_size=self.recipe.kept_size, data_root=self.data_root,
+            on_progress=on_progress,
+        )  # fmt: skip
 
     @staticmethod
     def hold_out(split: ImageSplit, fraction: float, seed: int) -> tuple[ImageSplit, ImageSplit]:

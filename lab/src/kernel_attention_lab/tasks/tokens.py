@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,7 +31,8 @@ from kernel_attention_lab.data.tokens.batches import (
 )
 from kernel_attention_lab.data.tokens.loading import Limits, encode_texts, load_tokens
 from kernel_attention_lab.data.tokens.sets import TokenSplit, fit_length, shifted_images
-from kernel_attention_lab.robustness import swap_words
+from kernel_attention_lab.robustness import UncertainCases, swap_words
+from kernel_attention_lab.robustness.uncertain_texts import uncertain_texts
 from kernel_attention_lab.tasks.experiment import Experiment, Loaders, Metric, Trained
 from kernel_attention_lab.tasks.metrics import class_rows, classification_metrics
 from kernel_attention_lab.tasks.recipe import StepRecipe, require_equal
@@ -204,6 +206,25 @@ class TokenExperiment(Experiment):
             True,
             "swapped test split",
         )
+
+    def uncertain_cases(self, seed: int, cases: int | None = None) -> tuple[UncertainCases, dict[str, str]]:
+        """See ``uncertain_texts``; the cases that chose the weights of ``seed`` choose the temperature.
+
+        Raises:
+            InputError: for a data set without words.
+        """
+        if self.test_texts is None:
+            raise InputError(f"dataset {self.data.name} has no words (accepted: sst2, sst5, imdb)")
+        vocabulary = vocabulary_from_state(self.data.vocabulary)
+
+        def encode(texts: Sequence[str], targets: np.ndarray) -> TokenSplit:
+            return fit_length(encode_texts(texts, targets, vocabulary), self.data.max_len, True, "texts")
+
+        return uncertain_texts(
+            self.test_texts, self.data.test.targets, encode,
+            None if self.recipe.protocol == "paper" else self._split(seed)[1],
+            cases=cases, data_root=self.data_root,
+        )  # fmt: skip
 
     def check(self) -> None:
         self.check_model()
