@@ -183,8 +183,3 @@ def test_suites_name_contenders_and_sizes_that_exist(name):
             check_plan(plan)
     else:
         check_plan(plan)
-
-
-def test_a_contender_with_options_is_a_mapping():
-    with pytest.raises(InputError, match=r"must be a name(,| or) \{name: options\}"):
-        find_contender(("linear", {}))

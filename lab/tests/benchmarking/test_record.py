@@ -7,7 +7,6 @@ import json
 
 import pytest
 import torch
-from rich.console import Console
 
 from kernel_attention.errors import InputError
 from kernel_attention_lab.benchmarking import (
@@ -19,8 +18,6 @@ from kernel_attention_lab.benchmarking import (
     run_benchmark,
 )
 from kernel_attention_lab.evidence.benchmarks import (
-    benchmark_markdown,
-    benchmark_tables,
     is_paper_record,
     paper_ratios,
     write_benchmark,
@@ -79,24 +76,6 @@ def test_the_record_is_kept_after_every_setting(tiny_plan):
     record = run_benchmark(plan, kept=lambda record: kept.append(json.dumps(record)))
     assert [len(json.loads(text)["cells"]) for text in kept] == [1, 2]
     assert json.loads(kept[-1]) == record
-
-
-def test_tables_show_every_row(record):
-    console = Console(width=300, record=True, file=None, quiet=False)
-    with console.capture() as captured:
-        for table in benchmark_tables(record):
-            console.print(table)
-    shown = captured.get()
-    assert "failed: RuntimeError: too [large]" in shown, "nothing is read as markup"
-    assert "time / sdpa" in shown
-    text = benchmark_markdown(record)
-    assert text.count("| primal (rank 2, eta 0.1) | 8 |") == 2 + 2, "two passes, and both in the roofline"
-    assert "absent: absent (no_such_package_anywhere is not installed)" in text
-    widths = {}
-    for block in text.split("\n\n"):
-        lines = [line.count("|") for line in block.splitlines() if line.startswith("|")]
-        widths[block[:20]] = set(lines)
-    assert all(len(counts) <= 1 for counts in widths.values()), "every row has its head's cells"
 
 
 def test_the_folder(record, tmp_path):
