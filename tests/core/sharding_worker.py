@@ -134,11 +134,7 @@ def train(
     y = model(x, attention_mask=mask, is_causal=is_causal)
     objective = ka.auxiliary_loss(layer)
     (weight * (y - target)[real].square().sum() + objective).backward()
-    return {
-        "y": y.detach().masked_fill(~real[..., None], 0.0),
-        "x": x.grad,
-        "objective": objective.detach(),
-    }
+    return {"y": y.detach().masked_fill(~real[..., None], 0.0), "x": x.grad, "objective": objective.detach()}
 
 
 def check(name: str, mask: Tensor | None, dtype: torch.dtype, is_causal: bool, parallel: bool) -> None:

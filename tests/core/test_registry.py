@@ -18,15 +18,7 @@ mechanisms = pytest.mark.parametrize("mechanism", list_attention(), ids=lambda m
 
 @mechanisms
 def test_every_row_says_what_there_is_to_know(mechanism):
-    for column in (
-        "name",
-        "paper",
-        "equation",
-        "time",
-        "memory",
-        "mixes_tokens",
-        "decoding",
-    ):
+    for column in ("name", "paper", "equation", "time", "memory", "mixes_tokens", "decoding"):
         assert getattr(mechanism, column), column
     assert re.fullmatch("[a-z0-9_]+", mechanism.name)
     assert isinstance(mechanism.causal, bool)

@@ -32,8 +32,7 @@ LAYERS = {
 every_layer = pytest.mark.parametrize("name", LAYERS)
 # Compiling one takes seconds; the operators of the others are registered in the same way.
 every_operator = pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name == "primal" else pytest.mark.slow) for name in LAYERS],
+    "name", [pytest.param(name, marks=() if name == "primal" else pytest.mark.slow) for name in LAYERS]
 )
 primal_quickly = pytest.mark.parametrize(
     "name", ["primal", pytest.param("multilinear", marks=pytest.mark.slow)]

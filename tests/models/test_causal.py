@@ -71,12 +71,7 @@ def test_tied_weights_are_one_parameter(tokens):
 
 @pytest.mark.parametrize(
     "spec",
-    [
-        {"conv2d": {"grid_size": (1, 1)}},
-        "dual_multilinear",
-        "tensor",
-        {"batch_norm": {"kernel": "linear"}},
-    ],
+    [{"conv2d": {"grid_size": (1, 1)}}, "dual_multilinear", "tensor", {"batch_norm": {"kernel": "linear"}}],
 )
 def test_a_mechanism_without_a_causal_form_is_refused(spec):
     with pytest.raises(InputError, match="cannot be a layer of a causal model"):

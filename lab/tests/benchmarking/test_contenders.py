@@ -9,13 +9,7 @@ import torch
 
 import kernel_attention as ka
 from kernel_attention.errors import InputError
-from kernel_attention_lab.benchmarking import (
-    SUITES,
-    Setting,
-    contender_names,
-    find_contender,
-    run_benchmark,
-)
+from kernel_attention_lab.benchmarking import SUITES, Setting, contender_names, find_contender, run_benchmark
 from kernel_attention_lab.benchmarking.baselines import (
     EagerScaledHeads,
     ReleasedPrimal,

@@ -17,11 +17,7 @@ from kernel_attention_lab.benchmarking import (
     plan_from_options,
     run_benchmark,
 )
-from kernel_attention_lab.evidence.benchmarks import (
-    is_paper_record,
-    paper_ratios,
-    write_benchmark,
-)
+from kernel_attention_lab.evidence.benchmarks import is_paper_record, paper_ratios, write_benchmark
 
 SMALL = {"length": (8, 16), "embed_dim": (8,), "num_heads": (2,), "batch_size": (2,), "threads": (1,)}
 FIGURES = {"seconds", "lower", "median", "upper", "ratio_lower", "ratio_median", "ratio_upper"}
@@ -90,9 +86,7 @@ def test_the_folder(record, tmp_path):
 
 def test_the_papers_figures_are_ratios_of_its_contenders(tmp_path):
     plan = plan_from_options(
-        "primal-dual",
-        (),
-        {"length": [32], "embed_dim": [8], "rounds": 1, "memory": False, "threads": [1]},
+        "primal-dual", (), {"length": [32], "embed_dim": [8], "rounds": 1, "memory": False, "threads": [1]}
     )
     record = run_benchmark(plan)
     assert is_paper_record(record)

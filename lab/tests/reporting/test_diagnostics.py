@@ -12,10 +12,7 @@ import kernel_attention as ka
 from kernel_attention.analysis import DiagnosticsReport, diagnose
 from kernel_attention.models.sequence import SequenceEncoder
 from kernel_attention_lab.reporting import html, plot_diagnostics
-from kernel_attention_lab.reporting.diagnostic_plots import (
-    measures_figure,
-    over_training_figure,
-)
+from kernel_attention_lab.reporting.diagnostic_plots import measures_figure, over_training_figure
 from kernel_attention_lab.reporting.diagnostics import diagnostics_section
 from kernel_attention_lab.reporting.records import read_run
 from kernel_attention_lab.reporting.tables import ATTENTION_HEADINGS, PROJECTION_HEADINGS, diagnostics_rows

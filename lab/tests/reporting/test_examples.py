@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from kernel_attention_lab.reporting import html
-from kernel_attention_lab.reporting.examples import (
-    examples_section,
-)
+from kernel_attention_lab.reporting.examples import examples_section
 from kernel_attention_lab.reporting.records import read_run
 from kernel_attention_lab.runs.files import write_arrays
 
