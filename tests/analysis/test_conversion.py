@@ -73,7 +73,15 @@ def test_a_random_start_is_brought_back_by_the_transfer():
     assert layer.error < 0.1 * layer.start_error
 
 
-@pytest.mark.parametrize("spec", ["linear", {"linear": {"feature_map": "hedgehog"}}, "sparse", "primal"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "linear",
+        "primal",
+        pytest.param("sparse", marks=pytest.mark.slow),
+        pytest.param({"linear": {"feature_map": "hedgehog"}}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_bert_keeps_more_of_itself_than_by_replacement(transformers, spec):
     model = bert(transformers).train()
     report = ka.convert_attention(model, {"last-2": spec}, tokens(), steps=80, learning_rate=5e-3)

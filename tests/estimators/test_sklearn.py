@@ -31,7 +31,7 @@ QUICK = {
     "feedforward_dim": 16,
     "dropout": 0.0,
     "epochs": 8,
-    "batch_size": 32,
+    "batch_size": 64,
     "learning_rate": 0.02,
     "n_estimators": 1,
     "calibrate": False,
