@@ -72,13 +72,6 @@ def test_everything_with_options_is_said_in_this_way_alone(read):
         read({"no_such_name": {"rank": 3}})
 
 
-def test_a_name_added_later_is_known():
-    names = dict(FRUIT)
-    reader = SpecReader(argument="fruit", kind="fruit", names=names, options_of=names.__getitem__)
-    names["plum"] = ("stone",)
-    assert reader.read({"plum": {"stone": 1}}) == Choice("plum", {"stone": 1})
-
-
 def test_the_callers_options_are_not_shared():
     options = {"size": 3}
     READER.read({"apple": options}).options["size"] = 5

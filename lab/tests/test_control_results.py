@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -75,19 +74,3 @@ def test_records_that_cannot_be_compared_are_refused(tmp_path):
     write_records([ResultRecord(**(vars(made) | {"label": "other"}))], folder)
     with pytest.raises(InputError, match="has no row other"):
         draw(PAGE, tmp_path)
-
-
-def test_the_table_of_roll_outs_is_the_record(tmp_path):
-    rows = [
-        {"contender": "softmax, sliding", "context": 20, "length": length, "steps_per_second": 100.4 * length}
-        for length in (5, 300)
-    ]
-    rows.append({"contender": "primal", "context": None, "length": 5, "steps_per_second": 7.0})
-    machine = {"processor": "P", "cores": 2, "instructions": "AVX2", "torch": "2", "date": "2026-11-22T10"}
-    path = tmp_path / "results/benchmarks/rollouts.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"machine": machine, "episodes": 20, "rows": rows}))
-    lines = draw(PAGE, tmp_path, "control-rollouts")[0]["control-rollouts"]
-    assert "20 episodes at once, one thread. P, 2 cores, AVX2, torch 2, 2026-11-22." in lines
-    assert rows_of(lines)[1] == ["softmax, sliding", "20", "502", "30120"]
-    assert rows_of(lines)[2][:3] == ["primal", "all", "7"]

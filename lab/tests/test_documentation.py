@@ -89,19 +89,12 @@ def test_every_formula_renders():
     assert json.loads(printed) == []
 
 
-def test_docstrings_hold_no_sphinx_roles():
-    """Mkdocstrings and a terminal print them raw."""
-    assert [where for where, text in docstrings() if _ROLE.search(text)] == []
-
-
-def test_no_docstring_only_points_elsewhere():
-    """``See X.`` says nothing where the docstring stands, whatever X is and whatever follows it."""
-    assert [where for where, text in docstrings() if re.match(r"See\b|\w+; see\b", text)] == []
-
-
-def test_a_docstring_begins_with_a_noun_or_a_verb():
-    """With what the thing is or does: "What", "Whether" and the like open a riddle."""
-    assert [where for where, text in docstrings() if re.match(r"(What|Whether)\b", text)] == []
+@pytest.mark.parametrize(
+    "pattern", [_ROLE, re.compile(r"^(See\b|\w+; see\b)"), re.compile(r"^(What|Whether)\b")]
+)
+def test_docstrings_say_what_a_thing_is_or_does(pattern):
+    """No Sphinx roles, which mkdocstrings and a terminal print raw; no reference alone; no riddle."""
+    assert [where for where, text in docstrings() if pattern.search(text)] == []
 
 
 def directives() -> list[tuple[str, str, dict]]:

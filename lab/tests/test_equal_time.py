@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-import torch
 from declared import NOT_YET, draw, rows_of
 from suite_records import suite_record
-from torch.nn import functional as F
 
-from kernel_attention.core.objective import auxiliary_loss
 from kernel_attention_lab.evidence import Cell, Places, ResultRecord, read_suite, write_records
 from kernel_attention_lab.evidence.findings import suite_records
-from kernel_attention_lab.tasks.tokens import TokenExperiment
 
 ROOT = Path(__file__).parents[2]
 PAGE = "docs/equal-time.md"
@@ -134,26 +129,3 @@ def test_search_and_suite_differ_in_time_evaluations_and_rate_alone():
         differing = {key for key in searched if searched[key] != kept[key]}
         assert differing <= {"max_seconds", "evaluate_every", "evaluation_cases", "learning_rate"}
         assert searched["learning_rate"] == float(rate)
-
-
-@pytest.mark.parametrize(
-    ("row", "column"),
-    [*((row, "Image") for row in SUITE.rows), *(("softmax", column) for column in SUITE.columns)],
-)
-def test_every_cell_takes_a_step(row, column):
-    """On short sequences, with an objective where the mechanism has one."""
-    _, recipe = SUITE.recipe(Cell(row, column, 0))
-    assert (recipe.max_seconds, recipe.clock, recipe.threads, recipe.schedule) == (
-        2400,
-        "processor",
-        1,
-        "constant",
-    )
-    facts = {"vocabulary_size": 15, "max_len": 30, "parts": 1, "class_names": ["a", "b"]}
-    torch.manual_seed(0)
-    model = TokenExperiment.build_model(recipe, facts)
-    mask = torch.ones(2, 30, dtype=torch.bool)
-    mask[0, 20:] = False
-    loss = F.cross_entropy(model(torch.randint(15, (2, 30)), mask), torch.tensor([0, 1]))
-    (loss + auxiliary_loss(model)).backward()
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)

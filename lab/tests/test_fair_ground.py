@@ -49,18 +49,6 @@ def test_search_and_suite_differ_in_lengths_steps_and_rate_alone(suite, search):
         assert ours["learning_rate"] == float(rate)
 
 
-def test_all_sizes_of_state_have_the_rate_of_their_mechanism():
-    fair, further = read_suite("fair_ground"), read_suite("fair_recall")
-    sizes = {row: row.removesuffix("_head").removesuffix("_heads").rpartition("_") for row in further.rows}
-    named = {row: base for row, (base, _, size) in sizes.items() if size.isdigit()}
-    assert len(named) == 8
-    for row, base in named.items():
-        own, mechanism = (
-            suite.recipe(Cell(name, "recall", 0))[1] for suite, name in ((further, row), (fair, base))
-        )
-        assert own.learning_rate == mechanism.learning_rate
-
-
 def test_every_row_of_the_kernel_machines_names_a_test_that_is_there():
     (region,) = read_yaml(ROOT / "docs/tables/kernel-machines.yaml")["regions"]
     assert len(region["sources"]) >= 10

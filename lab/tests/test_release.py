@@ -140,18 +140,6 @@ def test_a_release_is_uploaded_without_a_password_after_it_was_tried():
     assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
 
 
-def test_issue_forms_are_forms():
-    forms = [path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config"]
-    assert {path.stem for path in forms} == {"bug", "claim", "question"}
-    for path in forms:
-        form = yaml.safe_load(path.read_text(encoding="utf-8"))
-        assert form["name"]
-        assert form["description"]
-        names = [field["id"] for field in form["body"]]
-        assert len(names) == len(set(names))
-        assert all(field["attributes"]["label"] for field in form["body"])
-
-
 def test_the_change_log_of_a_release_is_read_at_a_glance():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
@@ -210,22 +198,3 @@ def test_a_stranger_does_what_the_readme_says(tool):
     command = [sys.executable, str(ROOT / "tools/reader.py"), "--borrow", "--skip", "bench"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-
-
-def test_words_and_clicks_are_counted(tool):
-    words = tool("words")
-    pages = {
-        "README.md": "a\nb\n",
-        "docs/index.md": "[x](deep/a.md) two words",
-        "docs/deep/a.md": "[y](../b.md#part)\n<!-- t: begin (make results) -->\none two\n<!-- t: end -->",
-        "docs/b.md": "end",
-    }
-    assert [words.clicks(pages, page) for page in ("deep/a.md", "b.md", "b.md#part", "c.md")] == [
-        1,
-        2,
-        2,
-        None,
-    ]
-    measured = words.measure(pages)
-    assert (measured["pages"], measured["lines of README"]) == (3, 2)
-    assert measured["words of docs"] > measured["of them generated"] > 2

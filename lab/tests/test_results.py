@@ -192,25 +192,6 @@ def test_the_page_says_first_what_the_comparisons_found(root):
     assert line == "On attacked and corrupted CIFAR-10 images nothing has been compared yet."
 
 
-def test_the_gpu_tables_are_the_records():
-    lines = draw("docs/performance.md", ROOT, "gpu")[0]["gpu"]
-    rows = [row for row in rows_of(lines) if row[0].startswith("rpc") and len(row) == 6]
-    assert len(rows) == 24, "three numbers of steps, two forms, two precisions, two lengths"
-    chosen = ["rpc (iterations 4, impl triton)", "bfloat16", "4096"]
-    (row,) = [row for row in rows if row[:3] == chosen]
-    record = json.loads((ROOT / "results/benchmarks/gpu_h100.json").read_text(encoding="utf-8"))
-    (cell,) = [
-        cell["rows"]
-        for cell in record["cells"]
-        if (cell["setting"]["dtype"], cell["setting"]["length"], cell["setting"]["is_causal"])
-        == ("bfloat16", 4096, False)
-    ]
-    own, other = ({row["contender"]: row for row in cell}[name] for name in (chosen[0], "symmetric"))
-    expected = np.median(np.divide(own["time"]["step"]["seconds"], other["time"]["step"]["seconds"])) / 4
-    assert float(row[4]) == pytest.approx(expected, abs=0.005)
-    assert float(row[5]) == pytest.approx(own["memory"]["step"] / other["memory"]["step"], abs=0.005)
-
-
 def timed(seconds: list[float], baseline: list[float]) -> dict[str, object]:
     low, middle, high = np.quantile(seconds, [0.25, 0.5, 0.75])
     ratios = np.quantile(np.divide(seconds, baseline), [0.25, 0.5, 0.75])
@@ -268,22 +249,3 @@ def test_the_performance_tables_are_the_records(tmp_path):
     assert len([line for line in regions["primal"] if line.startswith("| ")]) == 1 + 2 * len(steps)
     ((_, speed),) = [row[:2] for row in rows_of(draw("README.md", tmp_path, "numbers")[0]["numbers"])[1:]]
     assert speed == "**20.0 times as fast** in 0.25 of the memory, 40.0 times in C++"
-
-
-def test_the_steps_on_two_processors_stand_side_by_side(tmp_path):
-    """Of layers and settings that both have; those of RPC over the number of their products."""
-    page = "docs/performance.md"
-    assert draw(page, tmp_path, "processors-rpc")[0]["processors-rpc"] == NOT_YET
-    folder = tmp_path / "results/benchmarks"
-    folder.mkdir(parents=True)
-    steps = {"sdpa": [0.3, 0.4, 0.5], "rpc (iterations 4)": [1.2, 1.6, 2.0], "only here": [0.1, 0.1, 0.1]}
-    first, second = layer_record("rpc", steps), layer_record("rpc", dict(list(steps.items())[:2]))
-    second["machine"] = second["machine"] | {"processor": "B Processor"}
-    (folder / "rpc.json").write_text(json.dumps(first), encoding="utf-8")
-    (folder / "rpc_epyc.json").write_text(json.dumps(second), encoding="utf-8")
-    lines = draw(page, tmp_path, "processors-rpc")[0]["processors-rpc"]
-    assert [line.partition(",")[0] for line in lines[1:3]] == ["A Processor", "B Processor"]
-    assert [part.strip() for part in lines[4].strip("|").split("|")] == [
-        "layer", *(f"N {length}, threads 2, {make}" for length in (256, 4096) for make in "AB")
-    ]  # fmt: skip
-    assert lines[6:-1] == ["| rpc (iterations 4) | " + " | ".join(4 * ["1.00 (1.00–1.00)"]) + " |"]

@@ -2,15 +2,12 @@
 
 import re
 import runpy
-import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-WORKFLOW = ROOT / ".github" / "workflows" / "site.yml"
 
 
 def configuration(monkeypatch, **variables: str):
@@ -51,57 +48,12 @@ def test_the_site_loads_its_own_files_only(monkeypatch):
     assert all((katex / font).is_file() for font in fonts)
 
 
-@pytest.mark.parametrize(
-    ("target", "said"),
-    [
-        ("getting-started.md", "pip install ."),
-        ("mechanisms/index.md#which-one-for-your-data", "## Which one for your data"),
-        ("mechanisms/rpc.md#equations", "## Equations"),
-        ("performance.md#primal-attention", "| primal (rank 30, eta 0.1) | 4096 |"),
-    ],
-)
-def test_a_reader_finds_it_within_three_clicks(target, said, tool):
-    """How to install, which mechanism to use, RPC's equation, the figure behind the home page's factor."""
-    words = tool("words")
-    assert target in words.TARGETS.values()
-    assert (words.clicks(words.pages_now(), target) or 9) <= 3
-    assert said in (DOCS / target.partition("#")[0]).read_text(encoding="utf-8")
-
-
 def test_the_site_that_make_docs_writes_can_be_searched_from_disk(monkeypatch):
     config = configuration(monkeypatch)
     assert config.plugins["material/offline"].config.enabled
     assert config.use_directory_urls is False
     assert config.extra["version"]["provider"] == "none"
     assert {entry["scheme"] for entry in config.theme["palette"] if "scheme" in entry} == {"default", "slate"}
-
-
-def test_the_published_site_has_versions():
-    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
-    assert workflow[True] == {  # YAML reads the key `on` so
-        "push": {"branches": ["main"], "tags": ["v*"]},
-        "pull_request": None,
-        "workflow_dispatch": None,
-    }
-    steps = workflow["jobs"]["site"]["steps"]
-    (install,) = (step["run"] for step in steps if "pip install" in step.get("run", ""))
-    extras = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert sorted(re.findall(r'"([^"]+)"', install)) == sorted(extras["optional-dependencies"]["docs"])
-    make = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for step in steps[3:5]:
-        assert step["run"].removeprefix("python ") in make, "what the workflow checks, `make docs` checks"
-    publish = steps[-1]
-    assert publish["if"] == "github.event_name != 'pull_request'"
-    assert "mike deploy" in publish["run"]
-
-
-def test_versions_and_the_search_from_disk_exclude_one_another(monkeypatch):
-    """Material's offline plugin says so; the workflow sets these variables."""
-    steps = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]["site"]["steps"]
-    config = configuration(monkeypatch, **{**steps[-1]["env"], "SITE_URL": "https://example.org/ka/"})
-    assert not config.plugins["material/offline"].config.enabled
-    assert config.extra["version"] == {"provider": "mike", "default": "latest"}
-    assert config.site_url == "https://example.org/ka/"
 
 
 @pytest.fixture

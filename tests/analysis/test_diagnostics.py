@@ -17,8 +17,7 @@ from hosts.models_of_hosts import (
 )
 
 import kernel_attention as ka
-from kernel_attention.analysis import CapturedAttention, capture, diagnose, measures
-from kernel_attention.analysis.layer_measures import CaseSettings, measure_case
+from kernel_attention.analysis import capture, diagnose, measures
 from kernel_attention.models import SequenceEncoder
 from kernel_attention.series import SequenceSplit, make_loader
 from kernel_attention.solvers import eigenvalue_ratios, projection_error, projection_loss
@@ -147,20 +146,6 @@ def test_matrix_distances_are_frobenius_norms_of_attention_and_of_outputs():
         assert summary[f"{key}_deviation"] == pytest.approx(np.std(values), rel=1e-4)
     by_head = layer.record()["by_head"]["matrix_distance"]
     assert by_head == pytest.approx([np.mean(norms["matrix_distance"])], rel=1e-5)
-
-
-def test_matrix_distance_of_sampled_queries_estimates_that_of_all():
-    """Exactly where every row is the same distance away."""
-    q, v = torch.zeros(1, 2, 12, 3), torch.randn(1, 2, 12, 3)
-    q[:, 0, :, 0], q[:, 1, :, 1] = 1.0, 1.0
-    k, real = torch.randn(1, 2, 12, 3), torch.ones(1, 12, dtype=torch.bool)
-    attention = CapturedAttention("a", "softmax", q, k, v, real, real)
-    whole, sampled = (
-        measure_case(attention, 0, CaseSettings(frozenset({"distance"}), 8, tokens, 1.0), False)[0]
-        for tokens in (12, 5)
-    )
-    for key in ("matrix_distances", "output_matrix_distances"):
-        torch.testing.assert_close(sampled[key], whole[key])
 
 
 def test_causal_layers_have_no_gamma(transformers):

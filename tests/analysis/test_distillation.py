@@ -168,25 +168,6 @@ def test_the_layers_of_a_model_are_replaced_from_the_first_to_the_last():
     assert (model(*batch) - expected).norm() < 0.5 * (expected - expected.mean(dim=0)).norm()
 
 
-def test_an_encoder_of_hugging_face_is_replaced_layer_by_layer(transformers):
-    config = transformers.BertConfig(
-        hidden_size=12, num_attention_heads=2, num_hidden_layers=2, intermediate_size=17, vocab_size=50,
-        max_position_embeddings=40,
-    )  # fmt: skip
-    model = transformers.BertModel(config).eval()
-    mask = (torch.arange(11) < torch.tensor([[11], [7], [11], [4]])).long()
-    call = {"input_ids": torch.randint(3, 50, (4, 11)), "attention_mask": mask}
-    expected = model(**call)[0][mask.bool()]
-    with pytest.raises(ka.InputError, match=r"replace_attention\(model"):
-        distill_primal_values(model, call)
-    ka.replace_attention(model, {"all": "softmax"})
-    found = distill_primal_values(model, call, rank=6, normalize="keys", steps=20)
-    assert len(found) == 2
-    assert sum(isinstance(module, ka.PrimalValueAttention) for module in model.modules()) == 2
-    changed = model(**call)[0][mask.bool()]
-    assert (changed - expected).norm() < 0.2 * expected.norm()
-
-
 def test_causal_layers_are_refused():
     model = ka.models.PositionClassifier(
         7, 3, 23, "softmax", embed_dim=12, num_heads=2, num_layers=1, is_causal=True

@@ -54,17 +54,6 @@ def test_a_model_without_samples_is_refused_unless_its_dropout_samples():
         ka.predict_distribution(object(), x)
 
 
-def test_replaced_models_of_timm():
-    timm = pytest.importorskip("timm")
-    model = timm.create_model(
-        "vit_tiny_patch16_224", img_size=32, num_classes=3, embed_dim=12, depth=2, num_heads=3
-    )
-    ka.replace_attention(model, {-1: "kernel_gp"})
-    found = ka.predict_distribution(model, torch.randn(2, 3, 32, 32), samples=3)
-    assert found.probabilities.shape == (2, 3)
-    assert found.mutual_information.min() > 0
-
-
 def test_replaced_models_of_hugging_face():
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(

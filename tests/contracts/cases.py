@@ -56,10 +56,10 @@ class Variant:
 
 
 _BLOCKED = {
-    "cross_attention_reads_another_sequence_of_its_own_length": "the blocked form is self-attention's",
+    "cross_attention_reads_another_sequence_of_its_own_length": "the blocked form is self-attention's"
 }
 _SEQUENTIAL = {
-    "gradients_equal_finite_differences": "each feature descends an objective of its own; test_nested.py",
+    "gradients_equal_finite_differences": "each feature descends an objective of its own; test_nested.py"
 }
 _SMALL = {"rank": 2, "rank_multiplier": 2}  # samples 4 of the 11 tokens
 

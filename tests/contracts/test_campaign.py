@@ -1,4 +1,4 @@
-"""20,000 generated cases: mechanisms, options, masks, precisions and call forms against what must equal them.
+"""10,000 generated cases: mechanisms, options, masks, precisions and call forms against what must equal them.
 
 A case is a seed. It draws a mechanism with options, sizes, a mask, a form of call, and one of the relations
 below that holds for all of these. ``run(seed)`` repeats a case; a failure names its seed.
@@ -23,7 +23,7 @@ from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.mechanisms import get_mechanism
 from reference import kernel_pca, multilinear, primal, regression, softmax, support_vector
 
-CASES, BLOCKS = 20_000, 40
+CASES, BLOCKS = 10_000, 40
 MAX_LEN = 12
 UNITS = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9}
 
@@ -381,55 +381,6 @@ def equals_the_other_form(case: Case) -> None:
     close(one(), two(), UNITS[torch.float64], one, two)
 
 
-def equals_each_sequence_alone(case: Case) -> None:
-    """The real tokens of a padded sequence, moved together, and nothing else."""
-    mask = case.mask
-    assert mask is not None
-    source = case.x if case.context is None else case.context
-    garbage = source.masked_fill(~mask[..., None], 0.0) + 1e3 * torch.randn_like(source) * ~mask[..., None]
-    for b in range(case.x.size(0)):
-        alone, arguments, padded = (
-            case.x[b : b + 1],
-            {"is_causal": case.arguments["is_causal"]},
-            dict(case.arguments),
-        )
-        if case.context is None:
-            y = case.layer(garbage, **padded)[b, mask[b]]
-            alone = alone[:, mask[b]]
-        else:
-            arguments["context"] = case.context[b : b + 1, mask[b]]
-            y = case.layer(case.x, **{**padded, "context": garbage})[b]
-        again = lambda alone=alone, arguments=arguments: [case.layer(alone, **arguments)[0].detach()]  # noqa: E731
-        close([y.detach()], again(), UNITS[torch.float64], again)
-
-
-def sees_its_prefix_alone(case: Case) -> None:
-    """A causal output is that of the prefix."""
-    last = case.rng.randint(1, case.x.size(1))
-    arguments = dict(case.arguments)
-    if case.mask is not None:
-        arguments["attention_mask"] = case.mask[:, :last]
-    real = case.real[:, :last]
-    again = lambda: [case.layer(case.x[:, :last], **arguments)[real].detach()]  # noqa: E731
-    y = case.layer(case.x, **case.arguments)[:, :last][real]
-    close([y.detach()], again(), UNITS[torch.float64], again)
-
-
-def decodes_what_it_computes_in_parallel(case: Case) -> None:
-    """Token by token, the first of them as a prompt."""
-    layer = case.layer.eval()
-    prompt = case.rng.randint(0, case.x.size(1) - 1)
-    outputs, state = [], layer.initial_state(case.x.size(0))
-    if prompt:
-        y, state = layer.prefill(case.x[:, :prompt])
-        outputs.extend(y.unbind(dim=1))
-    for token in case.x[:, prompt:].unbind(dim=1):
-        y, state = layer.step(token, state)
-        outputs.append(y)
-    again = lambda: [layer(case.x, is_causal=True).detach()]  # noqa: E731
-    close([torch.stack(outputs, dim=1)], again(), UNITS[torch.float64], again)
-
-
 def is_close_in_lower_precision(case: Case) -> None:
     """float32 with its gradients, bfloat16 without: off by what their roundings do to the float64 layer."""
     dtype = case.rng.choice([torch.float32, torch.bfloat16])
@@ -492,12 +443,6 @@ def relations(case: Case) -> Iterator[Callable[[Case], None]]:
         yield equals_reference
     if drawn.other is not None and own and (not causal or drawn.other_causal):
         yield equals_the_other_form
-    if case.mask is not None:
-        yield equals_each_sequence_alone
-    if causal:
-        yield sees_its_prefix_alone
-    if drawn.causal and case.layer.supports(decoding=True):
-        yield decodes_what_it_computes_in_parallel
     yield is_finite_in_float32 if leaves_the_range_of_float32(drawn) else is_close_in_lower_precision
     if drawn.name in (
         "softmax",

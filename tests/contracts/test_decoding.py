@@ -6,16 +6,7 @@ import math
 
 import pytest
 import torch
-from contracts.cases import (
-    BATCH,
-    EMBED_DIM,
-    HEAD_DIM,
-    HEADS,
-    cases_where,
-    every_case,
-    inputs,
-    right_padding,
-)
+from contracts.cases import BATCH, EMBED_DIM, HEAD_DIM, HEADS, cases_where, every_case, inputs, right_padding
 
 from kernel_attention import InputError, create_attention
 from kernel_attention.functional import KeyValueCache, move, state_bytes

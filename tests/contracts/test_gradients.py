@@ -36,7 +36,7 @@ SIZES = ((32, 4, 32), (64, 4, 128))  # d, h, N
 # These form all D-tuples of tokens, N^3 numbers a head: short sequences are what they are for.
 SHORT = {"dual_multilinear": ((32, 4, 8), (64, 4, 12)), "tensor": ((32, 4, 8), (64, 4, 12))}
 TOKENS = ("1", "1e2", "1e3", "1e4", "repeated", "constant")
-QUICK = ((1, "1"), (0, "1e4"), (0, "repeated"))
+QUICK = ((0, "1"), (0, "1e4"), (0, "repeated"))
 SATURATED = {
     "rpc": "tokens that saturate at one value differ from it by less than their rounding, which then decides "
     "who wins the softmax of the next step; every step multiplies the gradient by L",

@@ -418,14 +418,6 @@ def test_an_evaluation_between_the_forward_and_the_loss_changes_nothing(collecte
     close(found, written_out(other := twin(model), x)[1], model, other)
 
 
-def test_a_training_forward_without_gradients_before_the_step_is_no_part_of_it():
-    model, x = Stack(), data()
-    with torch.no_grad():
-        model(data())
-    model(x)
-    close(ka.auxiliary_loss(model), written_out(other := twin(model), x)[1], model, other)
-
-
 def test_nested_blocks_both_collect():
     model, x = Stack(), data()
     with ka.collect_objectives() as outer:
@@ -482,17 +474,6 @@ def test_a_layer_and_its_last_objective_go_without_the_garbage_collector():
         assert gone() is None
     finally:
         gc.enable()
-
-
-def test_a_saved_layer_of_an_earlier_version_opens():
-    model = layer()
-    state = {k: v for k, v in model.__dict__.items() if k != "_last_calls"} | {"objective": None}
-    opened = type(model).__new__(type(model))
-    opened.__setstate__(state)
-    x = data()
-    opened(x)
-    model(x)
-    assert torch.equal(ka.auxiliary_loss(opened), ka.auxiliary_loss(model))
 
 
 class Mean(penalized.PenalizedAttention):

@@ -166,8 +166,7 @@ def why_called(projection: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "how"),
-    [("primal", "eager"), ("multilinear", "eager"), ("primal", "compiled")],
+    ("name", "how"), [("primal", "eager"), ("multilinear", "eager"), ("primal", "compiled")]
 )
 def test_projections_with_hooks_are_called(name, how):
     layer, x = LAYERS[name](), tokens(2048)

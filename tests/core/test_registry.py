@@ -18,15 +18,7 @@ mechanisms = pytest.mark.parametrize("mechanism", list_attention(), ids=lambda m
 
 @mechanisms
 def test_every_row_says_what_there_is_to_know(mechanism):
-    for column in (
-        "name",
-        "paper",
-        "equation",
-        "time",
-        "memory",
-        "mixes_tokens",
-        "decoding",
-    ):
+    for column in ("name", "paper", "equation", "time", "memory", "mixes_tokens", "decoding"):
         assert getattr(mechanism, column), column
     assert re.fullmatch("[a-z0-9_]+", mechanism.name)
     assert isinstance(mechanism.causal, bool)
@@ -80,49 +72,6 @@ def test_an_unknown_mechanism_offers_the_nearest(name, nearest):
 def test_something_else_altogether_lists_the_names(name):
     with pytest.raises(InputError, match=re.escape(f"unknown attention mechanism {name!r} (accepted: ")):
         create_attention(name, 12, 3)
-
-
-@pytest.mark.parametrize(
-    ("attention", "num_layers", "expected"),
-    [
-        ("softmax", 2, [("softmax", {}), ("softmax", {})]),
-        ({"primal": {"rank": 30}}, 1, [("primal", {"rank": 30})]),
-        ({"primal": None}, 1, [("primal", {})]),
-        (["softmax", {"primal": {"rank": 30}}], 2, [("softmax", {}), ("primal", {"rank": 30})]),
-        ([{"primal": {}}, "cosine"], 2, [("primal", {}), ("cosine", {})]),
-    ],
-)
-def test_attention_may_be_said_in_these_ways(attention, num_layers, expected):
-    assert layer_specs(attention, num_layers) == expected
-
-
-@pytest.mark.parametrize(
-    ("attention", "message"),
-    [
-        (["softmax"], "lists 1 entries for num_layers=2"),
-        ([], "lists 0 entries for num_layers=2"),
-        ({"primal": {}, "softmax": {}}, "must be a name or {name: options}"),
-        ({}, "must be a name or {name: options}"),
-        (("primal", {"rank": 30}), "must be a name or {name: options}"),
-        (("softmax", "primal"), "must be a name or {name: options}"),
-        (("softmax", "primal", "cosine"), "must be a name or {name: options}"),
-        ({"primal": 20}, "must be a name or {name: options}"),
-        (None, "must be a name or {name: options}"),
-        (["softmax", 3], "must be a name or {name: options}"),
-        (["softmax", "primale"], "did you mean 'primal'"),
-    ],
-)
-def test_anything_else_is_refused(attention, message):
-    with pytest.raises(InputError, match=re.escape(message)):
-        layer_specs(attention, 2)
-
-
-def test_the_specs_do_not_share_the_callers_options():
-    options = {"rank": 3}
-    specs = layer_specs({"primal": options}, 2)
-    specs[0][1]["rank"] = 5
-    assert options == {"rank": 3}
-    assert specs[1][1] == {"rank": 3}
 
 
 def test_the_examples_in_the_docstrings_run():

@@ -12,7 +12,6 @@ import pytest
 import torch
 from aeon.datasets import load_basic_motions
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV
 
 import kernel_attention as ka
 from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
@@ -55,16 +54,6 @@ def test_members_may_differ_in_more_than_seeds(arrays, small):
     assert kinds == ["PrimalAttention", "SoftmaxAttention", "PrimalAttention"]
     with pytest.raises(ka.InputError, match="unknown parameter of members 'atention'; did you mean"):
         classifier.set_params(members=[{"atention": "softmax"}]).fit(arrays[0], arrays[1])
-
-
-def test_stems_are_taken_in_turn(arrays, small):
-    classifier = AttentionClassifier(**small | {"n_estimators": 3}, stem=["convolution", "linear"])
-    classifier.fit(arrays[0], arrays[1])
-    stems = [type(model.encoder.project).__name__ for model in classifier.models_]
-    assert stems == ["ConvolutionStem", "LinearStem", "ConvolutionStem"]
-    for wrong, message in (([], r"stem=\[\] must list one or more"), ("conv", "stem='conv' must be one of")):
-        with pytest.raises(ka.InputError, match=message):
-            classifier.set_params(stem=wrong).fit(arrays[0], arrays[1])
 
 
 def test_a_limit_of_time_is_kept_by_all_members_together(arrays, small):
@@ -295,16 +284,6 @@ def test_damaged_files_and_parameters_without_json_are_refused(arrays, small, tm
 
 
 # Searches and frames
-
-
-def test_a_grid_search_reaches_the_options_of_the_mechanism(arrays, small):
-    search = GridSearchCV(
-        AttentionClassifier(**small), {"attention__rank": [2, 4]}, cv=2, error_score="raise"
-    ).fit(arrays[0], arrays[1])
-    layer = search.best_estimator_.model_.encoder.layers[0].attention
-    assert layer.rank == search.best_params_["attention__rank"]
-    assert search.estimator.attention_options == small["attention_options"]
-    assert search.best_estimator_.attention_options["eta"] == 0.1
 
 
 def test_the_frames_of_sktime_and_of_aeon_are_arrays(estimator, ragged):

@@ -15,7 +15,9 @@ from kernel_attention.estimators import AttentionClassifier
 from kernel_attention.estimators.aeon import AeonAttentionClassifier, AeonAttentionRegressor
 
 
-@pytest.mark.parametrize("adapter", [AeonAttentionClassifier, AeonAttentionRegressor])
+@pytest.mark.parametrize(
+    "adapter", [AeonAttentionClassifier, pytest.param(AeonAttentionRegressor, marks=pytest.mark.slow)]
+)
 def test_aeon_checks(adapter):
     results = check_estimator(adapter)
     assert {name: result for name, result in results.items() if result != "PASSED"} == {}

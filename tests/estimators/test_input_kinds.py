@@ -128,7 +128,7 @@ target_forms = [
 
 
 @pytest.mark.parametrize("kind", [AttentionClassifier, AttentionRegressor])
-@settings(max_examples=50, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_targets_are_learnt_or_refused(kind, data):
     X = data.draw(well_formed())

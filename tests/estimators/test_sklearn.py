@@ -31,7 +31,7 @@ QUICK = {
     "feedforward_dim": 16,
     "dropout": 0.0,
     "epochs": 8,
-    "batch_size": 32,
+    "batch_size": 64,
     "learning_rate": 0.02,
     "n_estimators": 1,
     "calibrate": False,
@@ -39,13 +39,21 @@ QUICK = {
 }
 
 
-# A check given again with other arrays, and one that repeats a fit of another with arrays of another type.
+# A check given again with other arrays, and one that repeats a fit of another with arrays of another type:
+# test_frames.py and test_input_kinds.py have arrays, targets and weights of all kinds.
 REPEATED = {
     "check_classifier_data_not_an_array",
+    "check_estimators_dtypes",
+    "check_f_contiguous_array_estimator",
+    "check_fit_score_takes_y",
     "check_fit_idempotent",
     "check_pipeline_consistency",
     "check_positive_only_tag_during_fit",
     "check_regressor_data_not_an_array",
+    "check_sample_weights_list",
+    "check_sample_weights_not_an_array",
+    "check_sample_weights_pandas_series",
+    "check_supervised_y_2d",
     "check_transformer_data_not_an_array",
 }
 

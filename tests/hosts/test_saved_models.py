@@ -8,14 +8,7 @@ import sys
 
 import pytest
 import torch
-from hosts.models_of_hosts import (
-    BATCH,
-    EMBED_DIM,
-    LENGTH,
-    SEQUENCE_MECHANISMS,
-    real_tokens,
-    small_options,
-)
+from hosts.models_of_hosts import BATCH, EMBED_DIM, LENGTH, SEQUENCE_MECHANISMS, real_tokens, small_options
 from hosts.test_transformers import BART, IMAGE, OPT, TEXT, build, tokens
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -19,8 +19,6 @@ from hosts.models_of_hosts import (
 from torch import nn
 
 import kernel_attention as ka
-from kernel_attention.hosts.replace import PATTERNS
-from kernel_attention.mechanisms import MECHANISMS, layer_specs
 from kernel_attention.models import SequenceClassifier, VisionTransformer
 
 
@@ -131,15 +129,6 @@ def test_the_report_reads_well():
         lines[0] == "layer 2 (layers.2.self_attn): MultiheadAttention -> primal(bias=True, rank=3, eta=0.1)"
     )
     assert lines[3] == "  dropped: in_proj_weight[v], in_proj_bias[v]"
-
-
-def test_the_papers_patterns_name_known_mechanisms_and_options():
-    for layers in PATTERNS.values():
-        for spec in layers.values():
-            name, options = layer_specs(spec, 1)[0]
-            assert set(options) <= set(MECHANISMS[name].options)
-    assert replaced(PATTERNS["primal+"], rank=3) == [2]
-    assert replaced(PATTERNS["primalformer"], rank=3) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("mechanism", SEQUENCE_MECHANISMS, ids=lambda mechanism: mechanism.name)

@@ -59,10 +59,7 @@ def test_half_precision_is_as_exact_as_pytorch_s(parts):
     exact = torch.autograd.grad(F.cross_entropy(F.linear(*inputs), targets), inputs)
     single = [one.detach().float().requires_grad_() for one in inputs]
     with torch.autocast("cpu", torch.bfloat16):
-        losses = (
-            linear_cross_entropy(*single, targets),
-            F.cross_entropy(F.linear(*single).float(), targets),
-        )
+        losses = (linear_cross_entropy(*single, targets), F.cross_entropy(F.linear(*single).float(), targets))
     assert losses[0].dtype == torch.float32
     for place in range(3):
         errors = [
@@ -76,10 +73,7 @@ def test_half_precision_is_as_exact_as_pytorch_s(parts):
 def test_the_model_s_loss_is_that_of_its_logits(tied):
     model = small(tied=tied)
     tokens, targets = torch.randint(VOCABULARY, (2, 3, 8))
-    losses = (
-        model.loss(tokens, targets),
-        F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()),
-    )
+    losses = (model.loss(tokens, targets), F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()))
     gradients = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
     torch.testing.assert_close(*losses)
     torch.testing.assert_close(*gradients)

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
+from models.test_causal import CAUSAL
 
 from kernel_attention.errors import InputError
-from kernel_attention.mechanisms import list_attention
 from kernel_attention.models.positions import PositionClassifier
 
 SIZES = {"embed_dim": 12, "num_heads": 3, "num_layers": 2, "feedforward_dim": 10, "dropout": 0.0}
-CAUSAL = [row.name for row in list_attention() if row.causal]
 
 
 @pytest.mark.parametrize("is_real", [False, True])

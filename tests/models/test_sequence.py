@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernel_attention import InputError, PrimalAttention, SoftmaxAttention, auxiliary_loss, list_attention
+from kernel_attention import InputError, auxiliary_loss, list_attention
 from kernel_attention.models import EncoderLayer, SequenceClassifier
 from kernel_attention.models.sequence import sinusoidal_positions
 from kernel_attention.models.tokens import TokenEncoder
@@ -57,13 +57,6 @@ def test_padding_changes_no_logit_by_more_than_1e_5(mechanism):
 @pytest.mark.parametrize("options", [{"pooling": "mean"}, {"norm_first": True}], ids=str)
 def test_padding_changes_no_logit_in_another_model(options):
     padding_changes_no_logit(build(**options))
-
-
-def test_encoded_padding_is_zero():
-    x, mask = batch()
-    encoded = build().encoder(x, mask)
-    assert not encoded[~mask].any()
-    assert encoded[mask].any(dim=-1).all()
 
 
 # What is computed
@@ -175,15 +168,6 @@ def test_the_causal_encoder_does_not_see_the_future():
 
 
 # Configurations
-
-
-def test_primalformer_and_primal_plus_are_configurations():
-    everywhere, last = build("primal"), build(["softmax", "primal"])
-    assert [type(layer.attention) for layer in everywhere.encoder.layers] == [
-        PrimalAttention,
-        PrimalAttention,
-    ]
-    assert [type(layer.attention) for layer in last.encoder.layers] == [SoftmaxAttention, PrimalAttention]
 
 
 def test_the_length_and_the_dropout_reach_the_layers_that_know_them_unless_said_otherwise():

@@ -101,17 +101,6 @@ def test_every_parameter_is_trained_and_an_empty_series_is_finite(options):
         assert parameter.grad.isfinite().all(), name
 
 
-@variants
-def test_parameters_are_drawn_anew_as_in_a_new_model(options):
-    torch.manual_seed(1)
-    fresh = build(**options).state_dict()
-    model = trained(build(**options))
-    torch.manual_seed(1)
-    model.reset_parameters()
-    assert fresh.keys() == model.state_dict().keys()
-    assert all(torch.equal(value, fresh[name]) for name, value in model.state_dict().items())
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_whole_model_compiles_to_one_graph():
@@ -119,12 +108,6 @@ def test_the_whole_model_compiles_to_one_graph():
     model, (x, mask) = trained(build(**OPTIONS["all"])), batch()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, mask), model(x, mask))
-
-
-def test_the_names_of_the_weights_are_those_of_saved_models():
-    names = set(build("softmax").state_dict())
-    assert {"encoder.project.weight", "encoder.project.bias", "encoder.positions", "head.weight"} <= names
-    assert not any("pooling" in name or "relative" in name for name in names)
 
 
 # What is computed

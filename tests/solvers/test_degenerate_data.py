@@ -182,34 +182,6 @@ def kernel_svd_keeps_its_theorems(case: Case) -> None:
     near(again[1] / size, r, bound, tolerance, "transform of Z")
 
 
-def iterative_kernel_svd_is_the_dense_one(case: Case) -> None:
-    # Longer than the Krylov space, so that the iteration itself is met; ranks below the number of components.
-    n, m, p = case.rng.randint(40, 60), case.rng.randint(40, 60), case.size(5)
-    X, Z = case.matrix(n, p), case.matrix(m, p)
-    name, center = case.rng.choice(("linear", "rbf", "softmax", "cosine", "sne")), case.rng.random() < 0.5
-    rank, method = components(case, 4), case.rng.choice(("truncated", "matrix_free"))
-    options = {"kernel": name, "center": center, "n_components": rank, "block_size": 17}
-    with refusals(case, may=not case.ordinary or (case.dtype == torch.float32 and case.scale > 1e3)):
-        found = solvers.KernelSVD(
-            svd_method=method, n_oversamples=1, random_state=0, max_iter=200, **options
-        ).fit(X, Z)
-        dense = solvers.KernelSVD(svd_method="dense", **options).fit(X, Z)
-    e, r = found.left_scores_, found.right_scores_
-    finite(found.singular_values_, e, r, found.left_singular_vectors_, found.right_singular_vectors_)
-    raw, unsure = get_kernel_function(name)(X, Z), kernel_rounding(name, X, Z)
-    if unsure > 0.1:
-        return
-    size, (raw, values, expected, e, r) = unit_size(
-        raw, found.singular_values_, dense.singular_values_, e, r
-    )  # fmt: skip
-    rounding, asked = (8 * (n + m) * case.eps + unsure) * norm(raw), case.eps**0.5 * norm(raw)
-    # Values err by the square of the residual over a gap, or by the residual where there is no gap.
-    near(values, expected, 1.0, rounding + asked, "singular values")
-    again = [part / size for part in found.transform(X, Z)]
-    near(again[0], e, 1.0, rounding, "transform of X")
-    near(again[1], r, 1.0, rounding + asked, "transform of Z")
-
-
 def primal_kernel_svd_keeps_its_theorems(case: Case) -> None:
     X, Z = two(case)
     n, m, p = X.size(0), (X if Z is None else Z).size(0), X.size(1)
@@ -257,60 +229,6 @@ def primal_kernel_svd_keeps_its_theorems(case: Case) -> None:
         again = found.transform(X, second)
     near(again[0].double() / x_size / z_size, e, bound, tolerance, "transform of X")
     near(again[1].double() / x_size / z_size, r, bound, tolerance, "transform of Z")
-
-
-def stochastic_kernel_svd_finds_the_kernels_values(case: Case) -> None:
-    X, Z = two(case)
-    second = X if Z is None else Z
-    n, m, p = X.size(0), second.size(0), X.size(1)
-    rank, center = components(case, min(n, m, p)), case.rng.random() < 0.5
-    spoiled = case.rng.random() < 0.05
-    X = case.spoiled(X) if spoiled else X
-    options = {"solver": "primal_stochastic", "center": center, "random_state": 0, "batch_size": 4}
-    with refusals(case, may=spoiled or not case.ordinary):
-        fits = [solvers.KernelSVD(rank, **options).fit(X, Z) for _ in range(2)]
-    assert not spoiled
-    found = fits[0]
-    parts = ("singular_values_", "left_scores_", "right_scores_", "w_e_", "w_r_", "left_singular_vectors_",
-             "right_singular_vectors_")  # fmt: skip
-    same(*(tuple(getattr(fit, part) for part in parts) for fit in fits))
-    values, e, r = (getattr(found, part) for part in parts[:3])
-    finite(*(getattr(found, part) for part in parts), torch.tensor(found.objective_, dtype=F64))
-    (x_size, (x,)), (z_size, (z,)) = unit_size(X), unit_size(X if Z is None else second)
-    raw = norm(x) * norm(z)
-    if center:
-        x, z = x - x.mean(0), z - z.mean(0)
-    values, e, r = (part.double() / x_size / z_size for part in (values, e, r))
-    lost = torch.finfo(case.dtype).tiny / x_size / z_size
-    exact = torch.linalg.svdvals(x @ z.T)[:rank]
-    # Sums of squares know values down to 1e-6 of the first; means are taken off in the data's own precision.
-    bound = 1e-6 * exact[0].item() + 8 * (n + m + p) * case.eps * raw + lost
-    near(values, exact, 1.0, bound, "singular values")
-    again = found.transform(X, X if Z is None else second)
-    bound = 8 * (n + m + p) * case.eps * raw + lost
-    near(again[0].double() / x_size / z_size, e, 1.0, bound, "transform of X")
-    # w_r is divided by sigma, held at 1e-6 of the first, but is of the size of Phi_x.
-    near(again[1].double() / x_size / z_size, r, 1.0, bound, "transform of Z")
-
-
-def a_stream_is_the_primal(case: Case) -> None:
-    n, m, p = case.size(11), case.size(9), case.size(5)
-    X, Z = case.matrix(n, p), case.matrix(m, p)
-    rank = components(case, min(n, m, p))
-    with refusals(case, may=not case.ordinary):
-        stream = solvers.KernelSVD(rank, solver="primal_stochastic")
-        for x, z in zip(X.tensor_split(2), Z.tensor_split(2), strict=True):
-            if len(x) and len(z):
-                stream.partial_fit(x, z)
-            elif len(x) or len(z):
-                return
-    (x_size, (x,)), (z_size, (z,)) = unit_size(X), unit_size(Z)
-    finite(stream.singular_values_, stream.w_e_, stream.w_r_)
-    values = stream.singular_values_.double() / x_size / z_size
-    lost = torch.finfo(case.dtype).tiny / x_size / z_size
-    bound = 16 * (n + m + p) * case.eps * norm(x) * norm(z) + lost
-    near(values, torch.linalg.svdvals(x @ z.T)[:rank], 1.0, bound, "singular values")
-    finite(*stream.transform(X, Z))
 
 
 # Multilinear SVD
@@ -363,55 +281,6 @@ def multilinear_svd_keeps_its_theorems(case: Case) -> None:
     if ranks is None:
         J = torch.tensor(estimator.objective_, dtype=F64) / size / size
         near(J, torch.zeros(()), 1.0, len(sizes) * bound + lost, "J at full rank")
-
-
-def kernel_multilinear_svd_is_that_of_its_tensor(case: Case) -> None:
-    order, width = case.rng.choice((2, 3)), case.size(3)
-    sizes = [case.size(5) for _ in range(order)]
-    phi = [case.matrix(n, width) for n in sizes]
-    ranks = [case.rng.randint(1, min(n, width)) for n in sizes]
-    spoiled = case.rng.random() < 0.05
-    if spoiled:
-        phi[-1] = case.spoiled(phi[-1])
-    with refusals(
-        case, may=spoiled or not (case.ordinary and (case.dtype == F64 or 1e-3 <= case.scale <= 1e3))
-    ):
-        found = solvers.kernel_multilinear_svd(phi, ranks)
-        estimators = [
-            solvers.MultilinearSVD(ranks, kernel="features", solver=solver).fit(phi)
-            for solver in ("primal", "dual")
-        ]  # fmt: skip
-    assert not spoiled
-    finite(found.svd.core, *found.svd.factors, *found.scores, *found.weights, found.objective)
-    names = "abc"[:order]
-    scaled = [unit_size(part) for part in phi]
-    size = torch.tensor([each[0] for each in scaled], dtype=F64).log2().sum()
-    if abs(size) > 300:  # K^2 is out of float64, where the oracle works
-        return
-    size = 2.0 ** size.item()
-    K = torch.einsum(",".join(f"{n}z" for n in names) + f"->{names}", *[each[1][0] for each in scaled])
-    reach = 1.0
-    for each in scaled:
-        reach *= norm(each[1][0])
-    lost = torch.finfo(case.dtype).tiny / min(size, size * size)
-    bound = 16 * (sum(sizes) + width) * case.eps * reach + lost
-    core, factors = found.svd.core.double() / size, [u.double() for u in found.svd.factors]
-    near(core, product(K, [u.T for u in factors]), 1.0, bound, "the core")
-    expected = solvers.kmlsvd_dual_scores(K, factors, core)
-    for n, (score, dual) in enumerate(zip(found.scores, expected, strict=True)):
-        near(score.double() / size / size, dual, 1.0, bound * reach, "primal scores are dual scores")
-        near(
-            factors[n].T @ factors[n],
-            torch.eye(ranks[n], dtype=F64),
-            16 * sum(sizes),
-            case.eps,
-            "orthonormal",
-        )
-    for estimator in estimators:
-        for n, again in enumerate(estimator.transform(phi)):
-            finite(again, estimator.scores_[n])
-            near(again.double() / size / size, estimator.scores_[n].double() / size / size, 1.0,
-                 bound * reach, "transform")  # fmt: skip
 
 
 # Principal component pursuit
@@ -508,33 +377,6 @@ def case_rounding(n: int, p: int, logit: float, size: float) -> float:
     return 2 * torch.finfo(F64).eps * size * n * (2 * (p + 5) * logit + 8 * (n + 3))
 
 
-def kernel_pca_diagnostics_are_defined(case: Case) -> None:
-    n, m, p, d = case.size(9), case.size(5), case.size(5), case.size(4)
-    keys, queries, values = case.matrix(n, p), case.matrix(m, p), case.matrix(n, d)
-    spoiled = case.rng.choice((None,) * 20 + (0, 1, 2))
-    parts = [keys, queries, values]
-    if spoiled is not None:
-        parts[spoiled] = case.spoiled(parts[spoiled])
-    keys, queries, values = parts
-    with refusals(case, may=spoiled is not None or not case.ordinary or n == 1):  # one key has no components
-        error = solvers.projection_error(queries, keys, values)
-        ratios = solvers.eigenvalue_ratios(keys, values)
-        recovered = solvers.recovered_coefficients(keys, values)
-    assert spoiled is None
-    assert not error.isnan().any()
-    assert not recovered.isnan().any()
-    assert not ratios.eigenvalues.isnan().any()
-    assert (ratios.cosine.abs() <= 1 + 1e-5).all()
-    if not (keys.double().square().sum(1).max() / p**0.5 < 80):  # g is in the range of float32
-        return
-    g = (keys.double() @ keys.double().T / p**0.5).exp().sum(1)
-    size = (g[:, None] * values.double().abs()).max().item()
-    tolerance = 8 * n * torch.finfo(recovered.dtype).eps
-    lost = n * torch.finfo(recovered.dtype).tiny
-    sums = recovered.double().sum(0)
-    near(sums, torch.zeros_like(sums), 1.0, tolerance * size + lost, "coefficients sum to 0")
-
-
 # Support vector expansion
 
 
@@ -575,15 +417,10 @@ def support_vectors_keep_their_constraints(case: Case) -> None:
 
 CAMPAIGN = [
     (kernel_svd_keeps_its_theorems, 2500),
-    (iterative_kernel_svd_is_the_dense_one, 300),
     (primal_kernel_svd_keeps_its_theorems, 800),
-    (stochastic_kernel_svd_finds_the_kernels_values, 500),
-    (a_stream_is_the_primal, 300),
     (multilinear_svd_keeps_its_theorems, 700),
-    (kernel_multilinear_svd_is_that_of_its_tensor, 400),
     (pursuit_ends_feasible_and_certified, 400),
     (kernel_pca_values_keep_theorem_1, 1200),
-    (kernel_pca_diagnostics_are_defined, 400),
     (support_vectors_keep_their_constraints, 400),
 ]
 

@@ -9,13 +9,7 @@ import torch
 
 import kernel_attention as ka
 from kernel_attention.errors import InputError
-from kernel_attention_lab.benchmarking import (
-    SUITES,
-    Setting,
-    contender_names,
-    find_contender,
-    run_benchmark,
-)
+from kernel_attention_lab.benchmarking import SUITES, Setting, contender_names, find_contender, run_benchmark
 from kernel_attention_lab.benchmarking.baselines import (
     EagerScaledHeads,
     ReleasedPrimal,
@@ -183,8 +177,3 @@ def test_suites_name_contenders_and_sizes_that_exist(name):
             check_plan(plan)
     else:
         check_plan(plan)
-
-
-def test_a_contender_with_options_is_a_mapping():
-    with pytest.raises(InputError, match=r"must be a name(,| or) \{name: options\}"):
-        find_contender(("linear", {}))

@@ -21,6 +21,7 @@ def test_the_weights_of_softmax_are_found():
     assert peaks["how"] == "VmHWM above VmRSS"
 
 
+@pytest.mark.slow  # a process that imports torch, for one line of text
 def test_what_fails_in_the_other_process_is_told():
     peaks = measure_peaks("sdpa", Setting(length=8, embed_dim=9, num_heads=2), ("forward",))
     assert set(peaks) == {"failed"}

@@ -88,13 +88,6 @@ def test_what_got_slower_and_what_got_faster_is_named_and_nothing_else(package):
     assert back["commit"] == git(package, "rev-parse", "HEAD@{1}").strip()
 
 
-def test_a_revision_against_itself_shows_nothing_and_leaves_no_worktree(package):
-    record = measure_against("HEAD", [], package=package, rounds=LEAST_ROUNDS)
-    assert set(verdicts(record).values()) == {""}
-    assert len(git(package, "worktree", "list").splitlines()) == 1
-    assert git(package, "status", "--porcelain") == ""
-
-
 def test_differences_below_the_least_change_are_not_reported(package):
     change(package, '"linear": 1.0}', '"linear": 1.02}')
     change(package, "uniform(0.98, 1.02)", "uniform(1.0, 1.0)")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from kernel_attention_lab.benchmarking import machine, sitting
 
 TINY = ["--device", "cpu", "--dtype", "float32", "--widths", "16", "--lengths", "9", "--model-length", "16"]
@@ -49,6 +51,7 @@ def test_an_interrupted_sitting_keeps_its_rows_and_goes_on(tmp_path, monkeypatch
             assert row["share"] > 0
 
 
+@pytest.mark.slow  # Inductor compiles a model
 def test_a_model_is_compiled_with_its_objective(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "_LARGE", 16)
     monkeypatch.setattr(machine, "_COPIED", 1 << 12)

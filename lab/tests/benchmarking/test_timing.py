@@ -9,13 +9,7 @@ from torch import nn
 from kernel_attention_lab.benchmarking import find_contender
 from kernel_attention_lab.benchmarking.contenders import Contender
 from kernel_attention_lab.benchmarking.layers import penalty
-from kernel_attention_lab.benchmarking.timing import (
-    layer_and_data,
-    seconds,
-    step,
-    summarize,
-    time_rounds,
-)
+from kernel_attention_lab.benchmarking.timing import layer_and_data, seconds, step, summarize, time_rounds
 
 
 class Recorded(nn.Module):

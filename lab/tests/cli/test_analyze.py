@@ -55,17 +55,6 @@ def test_the_numbers_are_those_of_the_python_call(cli, run, waves, monkeypatch):
     assert [layer["name"] for layer in content["layers"]] == ["encoder.layers.1.attention"]
 
 
-def test_output_leaves_the_run_alone(cli, run, waves, here):
-    shutil.rmtree(run / "seed-1")
-    before = {name: (run / name).read_bytes() for name in names(run)}
-    assert (
-        cli("analyze", run, "--data-root", waves, "--output", "out", "--layers", "0,encoder.layers.1")[0] == 0
-    )
-    assert {name: (run / name).read_bytes() for name in names(run)} == before
-    files = ("attention.png", "diagnostics.json", "diagnostics.npz", "diagnostics.svg")
-    assert names(here / "out") == [f"seed-0/{file}" for file in files]
-
-
 @pytest.fixture(scope="module")
 def kept(waves, tmp_path_factory):
     """A run that kept its weights. Only to be read."""
@@ -91,14 +80,6 @@ def test_over_training_measures_every_kept_copy(cli, kept, waves, here, undrawn)
     first, last = (entry["layers"][0]["summary"] for entry in (content["epochs"][0], content["epochs"][-1]))
     assert first != last
     assert "one line per layer" in (run / "report.html").read_text()
-
-
-def test_over_training_into_another_folder(cli, kept, waves, here):
-    before = {name: (kept / name).read_bytes() for name in names(kept)}
-    options = ("--over-training", "--cases", 2, "--output", "out", "--layers", "-1")
-    assert cli("analyze", kept, "--data-root", waves, *options)[0] == 0
-    assert {name: (kept / name).read_bytes() for name in names(kept)} == before
-    assert {"seed-0/diagnostics_over_training.json", "seed-0/over_training.svg"} <= set(names(here / "out"))
 
 
 def test_a_run_without_kept_weights_has_no_course(refused, trained, waves):

@@ -134,19 +134,6 @@ def test_the_table_of_a_run(cli, run):
     assert "seed 1" in out
 
 
-def test_the_clean_accuracy_is_that_of_the_model_on_the_first_images(cli, run, digits_folder):
-    assert cli("attack", run, "--attacks", "clean", "--cases", 40)[0] == 0
-    saved = load_run(run)
-    split = saved.experiment(digits_folder).data.test
-    chosen = split.subset(attacked_cases(len(split), 40))
-    for seed in (0, 1):
-        images = torch.from_numpy(chosen.images.transpose(0, 3, 1, 2).copy()).float() / 255
-        predicted = saved.model(seed)(images).argmax(1).numpy()
-        (entry,) = read(run, seed)["attacks"]
-        assert (unpack_bits(entry["bits"], 40) == (predicted == chosen.targets)).all()
-        assert entry["accuracy"] > 0.5
-
-
 def test_images_are_cropped_as_the_model_was_evaluated(cli, cropped_run, digits_folder, here):
     run = shutil.copytree(cropped_run, here / "cropped")
     assert cli("attack", run, "--attacks", "clean", "--cases", 90)[0] == 0
@@ -284,27 +271,6 @@ def test_uncertainty_of_every_seed_and_the_ensemble_of_all(cli, run, image_runs,
     code, _, err = cli("attack", image_runs["softmax"], "--plan", "ensemble", "--output", here / "out")
     assert code == 2
     assert "has 1 trained model, accepted: 2 and more seeds" in err
-
-
-def test_transfer_attacks_with_the_gradient_of_the_twin(cli, run, image_runs):
-    words = ("attack", run, "--seed", 1, "--cases", 40, "--attacks", "pgd", "--eps", "12/255")
-    assert cli(*words, "--transfer", image_runs["softmax"])[0] == 0
-    own, *transferred = read(run, 1)["attacks"]
-    assert [entry["attack"] for entry in transferred] == ["fgsm", "pgd"]
-    assert all(entry["transferred"] and entry["source"]["run"] == "softmax" for entry in transferred)
-    assert own["source"] is None
-    assert own["accuracy"] < transferred[1]["accuracy"]
-    assert transferred[1]["distances"]["linf"] == pytest.approx(12 / 255, abs=1e-6)
-
-
-def test_output_leaves_the_run_alone(cli, run, here):
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    words = ("attack", run, "--seed", 0, "--cases", 4, "--attacks", "fgsm", "--protocol", "paper")
-    code, out, _ = cli(*words, "--output", "elsewhere")
-    assert code == 0
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-    assert read(here / "elsewhere")["attacks"][0]["protocol"] == "paper"
-    assert "written: elsewhere/seed-0/robustness.json" in out
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import shutil
-import tarfile
-
 import pytest
 from runs.small_runs import undrawn_pages
 from tasks.image_sets import COLOURS, make_colours, write_image, write_image_recipe
@@ -28,53 +24,6 @@ def root(tmp_path):
 @pytest.fixture
 def recipe(tmp_path):
     return write_image_recipe(tmp_path / "recipe.yaml")
-
-
-def add_member(path, name, content=b"", link=""):
-    with tarfile.open(path, "w") as archive:
-        member = tarfile.TarInfo(name)
-        member.size = len(content)
-        if link:
-            member.type, member.linkname = tarfile.SYMTYPE, link
-        archive.addfile(member, io.BytesIO(content))
-
-
-def truncate(root):
-    path = root / "colours" / "train" / "red" / "1.png"
-    path.write_bytes(path.read_bytes()[:-200])
-
-
-def mixed_sizes(root):
-    write_image(root / "colours" / "train" / "red" / "9.png", COLOURS["red"], (13, 12))
-
-
-def unseen_class(root):
-    write_image(root / "colours" / "test" / "blue" / "0.png", COLOURS["red"])
-
-
-def member(name, **options):
-    def make(root):
-        shutil.rmtree(root / "colours")
-        add_member(root / "colours.tar", name, **options)
-
-    return make
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (truncate, "train/red/1.png: not readable as an image"),
-        (mixed_sizes, "train/red/9.png has 13 x 12 pixels; image_size resizes all of them"),
-        (unseen_class, "the test split has classes unseen in training: blue"),
-        (member("../train/red/0.png", content=b"x"), "has a path that leads out of the archive"),
-    ],
-    ids=["truncated", "mixed sizes", "unseen class", "climbs"],
-)  # fmt: skip
-def test_sets_that_cannot_be_trained_on(damage, message, refused, root, recipe):
-    damage(root)
-    line = refused("train", recipe, "--data_root", root, "--output", "run")
-    assert message in line
-    assert "colours" in line, "the message names the place"
 
 
 @pytest.mark.parametrize(

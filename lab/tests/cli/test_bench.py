@@ -35,14 +35,6 @@ def test_contenders_and_sizes_of_ones_own(cli, here):
     assert sorted(path.name for path in here.iterdir()) == ["out"]
 
 
-def test_a_busy_machine_is_said(cli, monkeypatch, here):
-    monkeypatch.setattr(machine, "load", lambda: [99.0, 1.0, 1.0])
-    sizes = ("--length", 8, "--embed-dim", 8, "--batch-size", 1, "--threads", 1, "--rounds", 1)
-    code, _, err = cli("bench", "linear", *sizes, "--memory", "false", "--output", "out")
-    assert code == 0
-    assert "note: the machine was busy before the first measurement (load 99.0 on " in err
-
-
 def test_a_suite(cli, here):
     sizes = ("--length", 32, "--rounds", 1, "--threads", 1, "--memory", "false")
     code, out, _ = cli("bench", "--suite", "rpc", "{rpc: {iterations: 2}}", *sizes)

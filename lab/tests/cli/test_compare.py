@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -45,27 +44,6 @@ def test_runs_stand_in_one_table_and_one_page(cli, trained, other, here):
     assert f"{100 * accuracy(other, 2):.2f} %" in page
     assert page.count("<img ") >= 3, "the seeds, the loss and the accuracy"
     assert "<script" not in page
-
-
-def test_what_makes_figures_hard_to_compare_is_said(cli, trained, other, here, tmp_path, undrawn):
-    copy = shutil.copytree(other, tmp_path / "copy")
-    shutil.rmtree(copy / "seed-2")
-    config = (copy / "config.yaml").read_text()
-    (copy / "config.yaml").write_text(config.replace("dataset: Waves", "dataset: Seas"))
-    summary = json.loads((copy / "summary.json").read_text()) | {"dataset": "Seas"}
-    (copy / "summary.json").write_text(json.dumps(summary))
-    code, out, _ = cli("compare", trained, copy)
-    assert code == 0
-    assert "note: the runs have different data sets: Seas, Waves" in out
-    assert "note: copy: not evaluated yet: seed 2" in out
-
-
-def test_options_of_one_mechanism_are_told_apart(cli, trained, waves, tmp_path, undrawn):
-    wider = {"primal": {"rank": 2, "eta": 0.1, "rank_multiplier": 2}}
-    code, out, _ = cli("compare", trained, train_small(tmp_path / "wider", waves, attention=wider))
-    assert code == 0
-    assert "rank 2" in out
-    assert "rank 3" in out
 
 
 def test_runs_that_cannot_stand_together_are_refused(refused, trained, trained_regression):

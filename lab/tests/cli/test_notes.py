@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 
-import numpy as np
 import pytest
 from runs.small_runs import write_recipe
 
-import kernel_attention as ka
 from kernel_attention.notes import note_once
 from kernel_attention_lab.runs import list_recipes, read_recipe
 from kernel_attention_lab.tasks import make_recipe
@@ -62,16 +59,3 @@ def test_every_recipe_can_be_tried_for_one_epoch(name):
 
 def test_shipped_recipes_say_whether_they_have_an_objective():
     assert [name for name in list_recipes() if make_recipe(read_recipe(name)[1]).remarks()] == []
-
-
-def test_an_estimator_says_it_once_a_process(caplog):
-    note_once.cache_clear()
-    X, y = np.random.default_rng(0).normal(size=(6, 2, 5)), ["a", "b"] * 3
-    sizes = {"embed_dim": 8, "num_heads": 2, "num_layers": 1, "feedforward_dim": 8, "epochs": 1}
-    with caplog.at_level(logging.WARNING, "kernel_attention"):
-        for attention in ({"primal": {"eta": 0.1}}, "softmax"):
-            ka.AttentionClassifier(attention, random_state=0, **sizes).fit(X, y)
-        assert not caplog.messages
-        for _ in range(2):
-            ka.AttentionClassifier("primal", random_state=0, **sizes).fit(X, y)
-    assert [SILENT in message for message in caplog.messages] == [True]

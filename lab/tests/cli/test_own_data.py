@@ -16,7 +16,7 @@ from runs.small_runs import SMALL, make_waves, undrawn_pages, write_recipe
 
 from kernel_attention.errors import InputError
 from kernel_attention_lab.data import load_time_series
-from kernel_attention_lab.runs import read_recipe, run, train
+from kernel_attention_lab.runs import run, train
 from kernel_attention_lab.runs.saved import load_run
 from kernel_attention_lab.tasks import make_recipe
 
@@ -122,18 +122,6 @@ def test_a_table_with_gaps_is_refused_with_the_option_that_takes_it(cli, refused
     assert "(--missing interpolate of init and train)" in refused("init", "own.csv", *LONG)
     assert cli("init", "own.csv", *LONG, "--missing", "interpolate")[0] == 0
     assert "missing: interpolate" in (here / "recipe.yaml").read_text()
-
-
-def test_a_shorter_training_keeps_the_share_of_its_warm_up():
-    from kernel_attention_lab.cli.training import _fitting_warmup
-
-    keys = {"epochs": 50, "warmup_epochs": 5}
-    assert [_fitting_warmup(keys, {"epochs": epochs}) for epochs in (1, 5, 20)] == [
-        {"warmup_epochs": 0},
-        {"warmup_epochs": 0},
-        {},
-    ]
-    assert _fitting_warmup(keys, {"epochs": 1, "warmup_epochs": 3}) == {}  # which the recipe refuses
 
 
 def test_init_without_a_file_writes_a_recipe_to_fill_in(cli, refused, here):
@@ -297,19 +285,6 @@ def test_a_run_does_not_go_on_with_other_columns(refused, named, here):
     assert "channel_names is ['pH', 'level', 'heat', 'flow'], in the data of the run it was ['flow'" in said
 
 
-@pytest.mark.usefixtures("brief")
-def test_init_notes_channels_that_may_be_steps(cli, here):
-    months = [f"2023-{month:02d}" for month in range(1, 13)]
-    rows = [[case, t, "ab"[case % 2], *range(12)] for case in range(10) for t in range(3)]
-    with (here / "sales.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["id", "t", "target", *months], *rows])
-    code, _, err = cli("init", "sales.csv", "--case_column", "id", "--time_column", "t")
-    assert code == 0
-    assert (
-        "note: sales.csv: 12 channels have names like numbers or times: 2023-01, 2023-02, 2023-03 ...;" in err
-    )
-
-
 FAMILY = """\
 # Small models of waves.
 dataset: Waves
@@ -346,16 +321,3 @@ def test_a_recipe_of_a_family_trains_and_so_does_its_copy(cli, refused, here):
     assert configs[0] == configs[1]
     weights = [(folder / "seed-0/best.safetensors").read_bytes() for folder in (run, here / "copy")]
     assert weights[0] == weights[1]
-
-
-def test_init_copies_a_shipped_recipe(cli, refused, here):
-    assert cli("init", "--recipe", "kmlsvd/handwriting_llt", "--output", "mine.yaml")[0] == 0
-    text = (here / "mine.yaml").read_text()
-    assert "#   kernel-attention train kmlsvd/handwriting_llt\n" in text
-    assert "# Reported: 28.0 with --protocol thesis-1 (the best run 31.2), 54.3 with" in text
-    assert make_recipe(yaml.safe_load(text)) == make_recipe(read_recipe("kmlsvd/handwriting_llt")[1])
-    assert "output mine.yaml exists" in refused("init", "--recipe", "demo", "--output", "mine.yaml")
-    assert "unknown recipe 'dem'; did you mean 'demo'" in refused("init", "--recipe", "dem")
-    assert "goes without dataset, layout" in refused(
-        "init", "series.csv", "--layout", "long", "--recipe", "demo"
-    )

@@ -29,10 +29,3 @@ def test_what_cannot_be_recorded_is_one_line(refused, cli, here, trained, tmp_pa
     assert "is there with other content" in refused("record", trained, "--to", "x")
     (here / "file").write_text("")
     assert "cannot be written" in refused("record", trained, "--to", "file/x")
-
-
-def test_help_says_what_the_options_are(cli):
-    code, out, err = cli("record", "--help")
-    assert (code, err) == (0, "")
-    assert out.startswith("usage: kernel-attention record RUN --to FOLDER")
-    assert all(f"--{option} " in out for option in ("to", "label", "revision", "plugin"))

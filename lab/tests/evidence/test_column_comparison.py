@@ -76,12 +76,3 @@ def test_rounding_breaks_no_tie():
         measured[row]["0"] = {seed: Measurement(value) for seed, value in enumerate(of_row)}
     (found,) = compare_over_columns(measured, {"row": "softmax"})
     assert (found.larger, found.smaller) == (0, 0)
-
-
-def test_too_few_columns_are_not_compared():
-    measured = table(softmax=SOFTMAX, row=SOFTMAX[:2], alone=SOFTMAX)
-    assert compare_over_columns(measured, {"row": "softmax"}) == []
-    assert len(compare_over_columns(measured, {"row": "softmax"}, columns=2)) == 1
-    del measured["alone"]["0"][0]
-    (found,) = compare_over_columns(measured, {"alone": "softmax"})
-    assert list(found.differences) == ["1", "2", "3", "4", "5"]

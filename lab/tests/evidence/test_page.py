@@ -9,13 +9,11 @@ import pytest
 
 from kernel_attention.errors import InputError
 from kernel_attention_lab.evidence import Places, ResultRecord, Suite, find, write_page, write_records
-from kernel_attention_lab.evidence.findings import verdict
 from kernel_attention_lab.evidence.suite_page import (
     comparison_tables,
     figure_tables,
     finding_lines,
     missing_lines,
-    record_table,
     suite_page,
 )
 from kernel_attention_lab.packing import pack_bits
@@ -89,12 +87,6 @@ def test_reported_beside_measured(tmp_path):
     assert found["set2", "same"] == ["–", "51.25 ± 1.77", "2", "–"]
 
 
-def test_a_loss_beside_an_accuracy_is_better_when_it_is_smaller(tmp_path):
-    made = suite(further={"loss": {}})
-    captions = [table.caption for table in figure_tables(find(made, places(tmp_path, full())))]
-    assert [caption.rpartition("; ")[2] for caption in captions] == ["larger is better", "smaller is better"]
-
-
 def test_the_comparisons(tmp_path):
     found = find(suite(), places(tmp_path, full()))
     columns, cases = comparison_tables(found)
@@ -120,26 +112,6 @@ def test_the_sentences(tmp_path):
     assert finding_lines(find(suite(), places(tmp_path / "none", []))) == ["No cell has a record yet."]
 
 
-def test_seven_columns_are_enough_for_two_comparisons(tmp_path):
-    """linear has more right in each: p = 2 / 2^7, twice that after Holm. same has what softmax has."""
-    made = suite(columns={f"set{at}": "demo" for at in range(7)})
-    further = [("set6", row, seed, 22 if row == "linear" else 20) for row in ROWS for seed in (0, 1)]
-    lines = finding_lines(find(made, places(tmp_path, [*full(), *further], made)))
-    assert lines[:2] == [
-        "linear is better than softmax over the columns (better on 7, worse on 0 of 7; p = 0.031).",
-        "No difference found between same and softmax over the columns (better on 0, worse on 0 of 7; "
-        "p = 1).",
-    ]
-
-
-def test_smaller_can_be_better():
-    assert (
-        verdict(0.01, -1.0, larger_is_better=False) == verdict(0.01, 1.0, larger_is_better=True) == "better"
-    )
-    assert verdict(0.01, 1.0, larger_is_better=False) == "worse"
-    assert verdict(0.06, 1.0, larger_is_better=True) == "no difference found"
-
-
 def test_what_is_missing(tmp_path):
     some = [each for each in full() if each[1] == "softmax"][:3]
     found = find(suite(), places(tmp_path, some))
@@ -150,13 +122,6 @@ def test_what_is_missing(tmp_path):
     ]
     assert finding_lines(found) == ["No row can be compared with its baseline yet."]
     assert missing_lines(find(suite(), places(tmp_path, full()))) == ["Every cell has a record."]
-
-
-def test_the_records_name_machine_revision_and_time(tmp_path):
-    table = record_table(find(suite(), places(tmp_path, full())))
-    assert rows(table) == [
-        ["x86_64, 2 cores", "0123abcdef01", "2.13.0", "36", "2026-11-20 to 2026-11-21", "54 min 00 s"]
-    ]
 
 
 def test_records_without_bits_are_compared_over_the_columns_alone(tmp_path):
@@ -216,15 +181,6 @@ def test_the_page_stands_alone(tmp_path):
     assert len(sources) == 1, "the critical-difference diagram"
     assert sources[0].startswith("data:image/")
     assert suite_page(find(suite(), found)) == path.read_text("utf-8"), "the same records give the same page"
-
-
-def test_too_few_rows_have_no_diagram(tmp_path):
-    two = [each for each in full() if each[1] != "same"]
-    page = suite_page(find(suite(), places(tmp_path, two)))
-    assert "No critical-difference diagram: it needs 3 rows in 3 columns." in page
-    equal = [(column, row, 0, 20) for column in COLUMNS for row in ROWS]
-    page = suite_page(find(suite(), places(tmp_path / "equal", equal)))
-    assert "No critical-difference diagram: all rows have the same figures." in page
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

@@ -21,7 +21,6 @@ from kernel_attention_lab import cli
 from kernel_attention_lab.evidence import Cell, Places, find_state, read_suite, run_cell
 from kernel_attention_lab.lock import locked
 from kernel_attention_lab.runs.run import train
-from kernel_attention_lab.tasks.time_series import TimeSeriesExperiment
 
 ROOT = Path(__file__).parents[3]
 
@@ -125,61 +124,6 @@ def test_dry_run_downloads_nothing(suite, waves, monkeypatch, capsys):  # noqa: 
     assert printed.count("training (1)") == 2, "one of each row"
     assert printed.count("EthanolConcentration") == 1, "the reason is said once, below the table"
     assert "(1) dataset 'EthanolConcentration' is not on this machine" in printed
-
-
-def test_dry_run_takes_times_from_trainings_like_the_cells(suite, waves, capsys):  # noqa: F811
-    assert reproduce(suite, waves, "--columns", "short", "--seeds", "0") == 0
-
-    def told(minutes: dict[str, int], accelerators: dict[str, str]) -> str:
-        for path in (suite.parent / "results/waves/small/short").glob("*-0.json"):
-            record = json.loads(path.read_text())
-            record["budget"]["seconds"] = 60 * minutes[record["label"]]
-            if record["label"] in accelerators:
-                record["machine"] = f"A processor, 16 cores, 1 thread, {accelerators[record['label']]}"
-            path.write_text(json.dumps(record))
-        capsys.readouterr()
-        assert reproduce(suite, waves, "--seeds", "1", "--dry_run") == 0
-        return " ".join(capsys.readouterr().out.replace("│", "").split())
-
-    here = told({"linear": 10, "softmax": 50}, {})
-    for column, where in (("short", ""), ("long", " on other data")):
-        assert f"softmax {column} 1 training (50 min{where})" in here
-        assert f"linear {column} 1 training (10 min{where})" in here
-    assert "2 of 4 trainings take about 1.0 hours, and no record tells of the others" in here
-    assert reproduce(suite, waves, "--columns", "long", "--rows", "softmax", "--seeds", "0") == 0
-    path = suite.parent / "results/waves/small/long/softmax-0.json"
-    record = json.loads(path.read_text())
-    record["budget"]["seconds"] = 60 * 300
-    path.write_text(json.dumps(record))
-    other = told({"linear": 10, "softmax": 50}, {})
-    assert "linear long 1 training (60 min)" in other, "a fifth of softmax, as on the other data"
-    assert "the trainings take about 7.0 hours" in other
-    path.unlink()
-    mixed = told({"linear": 10, "softmax": 50}, {"linear": "Tensor 9"})
-    assert "linear short 1 training (50 min)" in mixed, "a softmax on this machine tells more"
-    assert "linear long 1 training (10 min on other data with Tensor 9)" in mixed
-
-
-def test_dry_run_loads_the_data_of_a_column_once(suite, waves, monkeypatch, capsys):  # noqa: F811
-    loaded = []
-
-    class Counted(TimeSeriesExperiment):
-        def __init__(self, recipe, data_root):
-            loaded.append(recipe.epochs)
-            super().__init__(recipe, data_root)
-
-    monkeypatch.setattr("kernel_attention_lab.evidence.run.experiment_class", lambda task: Counted)
-    assert reproduce(suite, waves, "--dry_run") == 0
-    assert sorted(loaded) == [1, 2], "one epoch in one column, two in the other"
-    assert "nowhere" not in capsys.readouterr().out
-    content = yaml.safe_load(suite.read_text())
-    rows = content["rows"] | {"linear": {"attention": "liner"}}
-    suite.write_text(yaml.safe_dump(content | {"rows": rows}))
-    assert reproduce(suite, waves, "--columns", "short", "--seeds", "0", "--dry_run") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("(1)") and "liner" in line for line in lines)
-    rows = [line for line in lines if line.startswith("│")]
-    assert [line.split()[1] for line in rows if "(1)" in line] == ["linear"], "the other recipe is right"
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -316,6 +260,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(suite, waves, monkeypatch, c
     assert list(records(suite)) == ["waves/small/short/linear-0.json"]
 
 
+@pytest.mark.slow  # processes that import torch, twice
 def test_a_worker_that_dies_is_said(suite, waves, tmp_path, monkeypatch, capsys):  # noqa: F811
     """A plugin ends each worker. The next command does the cells."""
     (tmp_path / "deadly.py").write_text(
@@ -375,18 +320,6 @@ def comes_true(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def test_another_protocol_and_no_workers(suite, waves, capsys):  # noqa: F811
-    options = ("--columns", "short", "--seeds", "0", "--rows", "linear")
-    assert reproduce(suite, waves, *options, "--protocol", "paper") == 0
-    assert list(records(suite)) == ["waves/small-paper/short/linear-0.json"]
-    assert records(suite)["waves/small-paper/short/linear-0.json"]["config"]["protocol"] == "paper"
-    assert (suite.parent / "runs/small-paper/report.html").is_file()
-    assert reproduce(suite, waves, *options, "--workers", "0") == 2
-    assert "workers=0 must be a whole number of at least 1" in capsys.readouterr().err
-    assert reproduce(suite, waves, "--protocol", "papr") == 2
-    assert "protocol='papr'" in capsys.readouterr().err
-
-
 @pytest.fixture
 def fine_tuning(tmp_path: Path) -> Path:
     """A suite whose rows start from language models, which are the rows of another suite."""
@@ -440,17 +373,6 @@ def test_what_a_row_starts_from_is_trained_first_and_once(fine_tuning, capsys):
     capsys.readouterr()
     assert reproduce(fine_tuning, here / "data", "--seeds", "3", "--dry_run") == 0
     assert "trained before them" not in capsys.readouterr().out
-
-
-def test_a_start_whose_weights_are_gone_is_said(fine_tuning, capsys):
-    data = fine_tuning.parent / "data"
-    assert reproduce(fine_tuning.with_name("first.yaml"), data, "--rows", "symmetric") == 0
-    shutil.rmtree(fine_tuning.parent / "runs/first")
-    capsys.readouterr()
-    assert reproduce(fine_tuning, data, "--rows", "rpc", "--seeds", "0") == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "rpc" in line]
-    assert "it starts from symmetric, text, seed 0 of suite first, whose weights in" in line
-    assert "symmetric-0.json to train it again" in line
 
 
 def test_the_data_of_a_start_are_missed_first(fine_tuning, capsys):

@@ -10,7 +10,6 @@ import yaml
 
 from kernel_attention.errors import InputError
 from kernel_attention_lab.evidence.suite import Cell, Suite, list_suites, read_suite
-from kernel_attention_lab.families import recipes_dir
 from kernel_attention_lab.runs import list_recipes, read_recipe, recipe_text
 from kernel_attention_lab.tasks import PROTOCOLS
 
@@ -139,11 +138,6 @@ def test_every_shipped_suite_has_recipes_that_build(name):
             assert all(getattr(trained, key) == getattr(recipe, key) for key in sizes)
 
 
-def test_suites_are_no_recipes():
-    assert list_suites()
-    assert not [name for name in list_recipes() if name.startswith("suites/")]
-
-
 def test_cells_have_the_keys_of_suite_column_and_row():
     suite = Suite(name="small", **SMALL)
     cells = list(suite.cells())
@@ -224,26 +218,6 @@ def test_plans_of_attacks_by_row_and_seed():
     }
 
 
-def test_the_robustness_suite_attacks_as_its_page_says():
-    """AutoAttack on seed 0 alone; curves and the paper's protocol on four rows; the rest on every cell."""
-    suite = read_suite("cifar10_robustness")
-    four = {"softmax", "symmetric", "rpc_first_layer", "rpc_all_layers"}
-    for cell in suite.cells():
-        plans = suite.attack_plans(cell)
-        assert {"table", "corruptions", "out_of_distribution"} <= set(plans)
-        assert ("autoattack" in plans) == (cell.row in four and cell.seed == 0)
-        assert ("curves" in plans) == ("paper" in plans) == (cell.row in four)
-
-
-def test_the_ensemble_of_softmax_is_measured_when_its_members_are_there():
-    """Cells run seed by seed, so the last one finds the others trained."""
-    suite = read_suite("kep_svgp")
-    cells = [cell for cell in suite.cells() if "ensemble" in suite.attack_plans(cell)]
-    assert [(cell.row, cell.seed) for cell in cells] == [("softmax", suite.seeds[-1])]
-    measured = {cell.seed for cell in suite.cells() if "uncertainty" in suite.attack_plans(cell)}
-    assert measured == {0, 1, 2}
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -311,11 +285,6 @@ def test_a_suite_of_the_released_settings_has_no_bound_of_j_or_says_that_it_has(
     with_j = [each for each in layers if re.search(r"'eta': (?!0(?:\.0)?[,}])", each)]
     bounded = [each for each in with_j if "'objective_bound': None" not in each]
     assert not bounded or any("objective_bound" in remark for remark in suite.remarks), bounded
-
-
-def test_every_suite_has_one_place():
-    tables = [yaml.safe_load(path.read_text("utf-8")) for path in (recipes_dir() / "suites").iterdir()]
-    assert len(list_suites()) == sum(len(table.get("suites", [None])) for table in tables)
 
 
 def test_a_suite_without_a_needed_key(tmp_path):

@@ -12,14 +12,9 @@ import kernel_attention as ka
 from kernel_attention.analysis import DiagnosticsReport, diagnose
 from kernel_attention.models.sequence import SequenceEncoder
 from kernel_attention_lab.reporting import html, plot_diagnostics
-from kernel_attention_lab.reporting.diagnostic_plots import (
-    gamma_figure,
-    maps_figure,
-    measures_figure,
-    over_training_figure,
-)
+from kernel_attention_lab.reporting.diagnostic_plots import measures_figure, over_training_figure
 from kernel_attention_lab.reporting.diagnostics import diagnostics_section
-from kernel_attention_lab.reporting.records import SeedRecord, read_run
+from kernel_attention_lab.reporting.records import read_run
 from kernel_attention_lab.reporting.tables import ATTENTION_HEADINGS, PROJECTION_HEADINGS, diagnostics_rows
 from kernel_attention_lab.runs.files import write_json
 
@@ -94,31 +89,6 @@ def test_damaged_numbers_are_named(analysed, undrawn, content):
     assert diagnostics_section(run) is None
 
 
-def test_every_quantity_has_a_panel(report):
-    figure = measures_figure(report.records())
-    titles = [axis.get_title(loc="left") for axis in figure.axes]
-    assert titles == [
-        *("attention matrix", "kernel tensor, mode 1", "kernel tensor, mode 2", "kernel tensor, mode 3"),
-        *(
-            "effective rank",
-            "distance between heads",
-            "distance between heads' matrices",
-            "J_proj",
-            "log J_proj, released form",
-            "gamma: spread over eigenvalue",
-            "objective J",
-        ),
-    ]
-    (curve,) = [
-        line for line in figure.axes[0].lines if len(line.get_xdata()) > 2 and line.get_marker() == "o"
-    ][:1]
-    shown = np.asarray(curve.get_ydata())
-    np.testing.assert_allclose(shown, report[0].explained_variance.mean(0)[: len(shown)], rtol=1e-6)
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert sorted(set(labels)) == ["layer 0", "layer 1", "layer 2"]
-    assert len(set(labels)) == len(labels)
-
-
 def test_the_last_row_has_the_means_of_the_layers(report):
     """Over those that have the figure: one of the three layers has a kernel-PCA reading, so no mean of it."""
     records = report.records()
@@ -133,18 +103,6 @@ def test_the_last_row_has_the_means_of_the_layers(report):
     assert "log J_proj, released" in head
     assert set(rows[-1][1:]) == {"–"}
     assert diagnostics_rows(records[:1], PROJECTION_HEADINGS)[1][-1][0] == "0: softmax"
-
-
-def test_gamma_has_a_panel_for_every_layer_that_has_it(report):
-    """Components in the order of their eigenvalues, each with its own spread."""
-    records = report.records()
-    (axis,) = gamma_figure(records).axes
-    gamma = records[0]["gamma"]
-    order = np.argsort(gamma["eigenvalue"])[::-1]
-    drawn = {line.get_label(): np.asarray(line.get_ydata()) for line in axis.lines}
-    np.testing.assert_allclose(drawn["eigenvalue |λ|"], np.array(gamma["eigenvalue"])[order])
-    np.testing.assert_allclose(drawn["mean of |γᵢ − γⱼ|"], np.array(gamma["spread"])[order])
-    assert gamma_figure(records[1:]) is None
 
 
 @pytest.fixture
@@ -170,12 +128,6 @@ def test_over_training_every_layer_has_a_line(course, report):
     assert over_training_figure([]) is None
 
 
-def test_copies_of_a_run_in_steps_stand_at_their_steps():
-    rows = ({"epoch": 1, "step": 50, "train_loss": 1.0}, {"epoch": 2, "step": 100, "train_loss": 0.5})
-    assert SeedRecord(0, rows).places([0, 1, 2]) == [0, 50, 100]
-    assert SeedRecord(0, ({"epoch": 1, "train_loss": 1.0},)).places([0, 1]) == [0, 1]
-
-
 def test_the_report_shows_the_course(analysed, course, undrawn):
     assert "untrained model" not in page_of(analysed)
     write_json(analysed / "seed-0/diagnostics_over_training.json", {"note": "3 cases", "epochs": course})
@@ -199,13 +151,6 @@ def test_a_damaged_course_is_named(analysed, undrawn, content):
         "seed-0/diagnostics_over_training.json"
     ]
     assert "one line per layer" not in page_of(analysed)
-
-
-def test_numbers_that_are_not_finite_are_left_out(report):
-    records = report.records()
-    records[0]["by_head"]["projection_error"] = [None, 3.0]
-    axis = next(axis for axis in measures_figure(records).axes if axis.get_title(loc="left") == "J_proj")
-    assert next(list(line.get_ydata()) for line in axis.lines) == [3.0]
 
 
 @pytest.mark.parametrize("what", ["measures", "maps"])
@@ -261,23 +206,3 @@ def test_a_layer_made_from_its_class_has_the_name_that_its_options_have(layer, n
     batch = (torch.randn(2, 5, 8),) * (3 if isinstance(layer, nn.MultiheadAttention) else 1)
     model = layer if len(batch) == 3 else nn.Sequential(layer)
     assert diagnose(model, batch, quantities=("maps",))[0].mechanism == name
-
-
-def test_labels_of_maps_are_whole():
-    """A long name is broken at its dots and never cut."""
-    name = "bert.encoder.layer.11.attention.self.scaled_dot_product"
-    figure = maps_figure({name: np.ones((2, 4, 4))})
-    label = next(axis.get_ylabel() for axis in figure.axes if axis.get_ylabel())
-    assert label.replace("\n", "") == name
-    assert max(map(len, label.splitlines())) <= 20
-
-
-def test_maps_of_many_layers_are_a_choice():
-    maps = {f"layer {index}": np.ones((9, 4, 4)) for index in range(20)}
-    figure = maps_figure(maps)
-    labels = [axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()]
-    assert len(labels) == 6
-    assert (labels[0], labels[-1]) == ("layer 0", "layer 19")
-    assert len(figure.axes) == 6 * 8
-    assert maps_figure({}) is None
-    assert measures_figure([]) is None

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 from kernel_attention_lab.reporting import html
-from kernel_attention_lab.reporting.examples import (
-    attention_over_images,
-    example_grid,
-    examples_section,
-)
+from kernel_attention_lab.reporting.examples import examples_section
 from kernel_attention_lab.reporting.records import read_run
 from kernel_attention_lab.runs.files import write_arrays
 
@@ -86,24 +82,3 @@ def test_a_file_that_is_no_archive_is_named(folder):
     (folder / "seed-0/examples.npz").write_bytes(b"PK not an archive")
     (problem,) = read_run(folder).problems
     assert problem.startswith("seed-0/examples.npz: not readable as examples")
-
-
-def test_pictures_of_examples_have_a_place_for_each():
-    images = examples()["images"]
-    figure = example_grid(images, [f"$x_{index}$ <b>" for index in range(COUNT)], [True] * 6 + [False])
-    assert len(figure.axes) == COUNT
-    figure.draw_without_rendering()  # a class may have the name of a formula
-    titles = [axis.title for axis in figure.axes]
-    assert titles[0].get_color() != titles[-1].get_color()
-    assert titles[-1].get_fontweight() == "bold", "not by its colour alone"
-    assert len(example_grid(images[:1], ["one"], [True]).axes) == 1
-
-
-def test_attention_lies_over_the_whole_image():
-    """Its patches fill the image, whatever their number; at most six rows and eight heads."""
-    images, maps = examples()["images"], np.random.default_rng(1).random((COUNT, 11, 3, 4))
-    figure = attention_over_images(images, maps)
-    assert len(figure.axes) == 6 * 9
-    under, over = figure.axes[1].images
-    assert under.get_extent() == pytest.approx(over.get_extent())
-    np.testing.assert_allclose(over.get_array(), maps[0, 0])

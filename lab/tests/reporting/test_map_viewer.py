@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from kernel_attention_lab.reporting import html
-from kernel_attention_lab.reporting.diagnostics import CELL_LIMIT, LEVELS, map_viewer
+from kernel_attention_lab.reporting.diagnostics import LEVELS, map_viewer
 
 MAPS = {
     "layer 0, attention": np.random.default_rng(0).random((2, 7, 7)),
@@ -90,38 +90,6 @@ def test_the_images_hold_every_head_of_every_map():
         assert (image["data-row"], image["data-column"]) == names
 
 
-def test_a_large_map_is_averaged_over_blocks():
-    matrix = np.random.default_rng(2).random((1, 1601, 1601))
-    (image,), scale = shown(page_with(map_viewer({"layer 0, attention": matrix})))
-    block = int(image["data-block"])
-    found = values(image, scale)
-    assert (block, image["data-rows"], image["data-columns"]) == (3, "1601", "1601")
-    assert found.size <= CELL_LIMIT
-    assert found.shape == (534, 534)
-    assert found[2, 1] == pytest.approx(matrix[0, 6:9, 3:6].mean(), abs=1 / LEVELS)
-    # The last block is smaller.
-    assert found[533, 1] == pytest.approx(matrix[0, 1599:, 3:6].mean(), abs=1 / LEVELS), (
-        "the last block is smaller"
-    )
-
-
-def test_what_the_viewer_offers_has_names_and_can_be_reached_by_keys():
-    page = page_with(map_viewer(MAPS))
-    assert len(page.all("option")) == 6
-    assert [button.get("aria-label", button["data-zoom"]) for button in page.all("button")] == [
-        "Zoom out",
-        "Zoom in",
-        "fit",
-    ]
-    (pane,) = (tag for tag in page.all("div") if tag.get("class") == "pane")
-    assert pane["tabindex"] == "0"
-    assert pane["aria-label"]
-    assert pane["aria-describedby"] in {tag.get("id") for tag in page.all("figcaption")}
-    assert page.all("output")[0]["aria-live"] == "polite"
-    (viewer,) = (tag for tag in page.all("figure") if tag.get("class") == "viewer")
-    assert "hidden" in viewer, "where scripts are off, controls that do nothing are not shown"
-
-
 @pytest.mark.parametrize("folded", [False, True])
 def test_the_policy_admits_this_script_and_no_other(folded):
     viewer = map_viewer(MAPS)
@@ -132,13 +100,6 @@ def test_the_policy_admits_this_script_and_no_other(folded):
         f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     )
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
-
-
-def test_a_page_without_maps_has_no_script():
-    page = page_with(html.Paragraph("text"))
-    assert map_viewer({}) is None
-    assert page.scripts == []
-    assert "script-src" not in page.policy
 
 
 def test_a_hostile_name_of_a_layer_is_text():

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import yaml
 
-from kernel_attention_lab.reporting.examples import class_colors, colored, overlay_grid
 from kernel_attention_lab.reporting.records import read_run
 from kernel_attention_lab.reporting.report import write_report
 
@@ -92,18 +91,6 @@ def test_the_page_has_every_section(folder):
     assert page.count("test images with labels and predictions in colour") == 2
 
 
-def test_a_run_without_examples_and_corruptions_has_its_other_sections(folder, undrawn):
-    for seed in (0, 1):
-        (folder / f"seed-{seed}/examples.npz").unlink()
-        kept = {key: value for key, value in evaluation().items() if not key.startswith("corr")}
-        (folder / f"seed-{seed}/evaluation.json").write_text(json.dumps(kept))
-    page = text_of(folder)
-    assert ">Baselines</h2>" in page
-    assert ">Examples</h2>" not in page
-    assert ">Corruptions</h2>" not in page
-    assert "corrupted images" not in page
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -120,30 +107,3 @@ def test_damaged_examples_leave_a_line(change, message, folder, undrawn):
     assert message in problem
     if "shape (1" in message:
         assert "Some files of the run could not be used" in text_of(folder)
-
-
-def test_a_pixel_shows_its_class_over_its_brightness_and_void_shows_the_image():
-    colors = class_colors(2)
-    image = np.array([[[30, 60, 90], [200, 0, 100]]], dtype=np.uint8)
-    shown = colored(image, np.array([[1, 255]]), colors)
-    np.testing.assert_allclose(shown[0, 0], 0.4 * 60 / 255 + 0.6 * colors[1])
-    np.testing.assert_allclose(shown[0, 1], image[0, 1] / 255)
-
-
-@pytest.mark.parametrize(("count", "least"), [(2, 0.05), (20, 0.05), (150, 2 / 255)])
-def test_every_class_has_a_colour_of_its_own(count, least):
-    colors = class_colors(count)
-    assert colors.shape == (count, 3)
-    assert colors.min() >= 0
-    assert colors.max() <= 1
-    distances = np.linalg.norm(colors[:, None] - colors, axis=-1) + np.eye(count)
-    assert distances.min() > least
-
-
-def test_the_legend_names_the_classes_that_are_seen():
-    found = examples()
-    figure = overlay_grid(
-        *(np.minimum(array, 1) if array.ndim == 3 else array for array in found.values()), NAMES
-    )
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["sky", "road"]

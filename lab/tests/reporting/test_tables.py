@@ -12,11 +12,8 @@ from kernel_attention_lab.reporting import evaluation_table, summary_table
 from kernel_attention_lab.reporting.formats import (
     attention_details,
     attention_title,
-    format_duration,
     format_metric,
-    format_number,
     metric_name,
-    sentence,
 )
 
 SUMMARY = {
@@ -82,22 +79,6 @@ def test_attention_specs_are_readable(spec, title, details):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0.0 s"),
-        (59.94, "59.9 s"),
-        (59.96, "1 min 00 s"),
-        (61, "1 min 01 s"),
-        (3599.6, "1 h 00 min"),
-        (7322, "2 h 02 min"),
-        (None, "–"),
-    ],
-)
-def test_durations_are_said_as_people_say_them(seconds, text):
-    assert format_duration(seconds) == text
-
-
-@pytest.mark.parametrize(
     "kind", ["language, several seeds", "tokens", "regression, several seeds", "one seed"]
 )
 def test_evaluations_of_every_task_fit_a_terminal(finished, kind):
@@ -118,15 +99,3 @@ def test_evaluations_of_every_task_fit_a_terminal(finished, kind):
         ]
     assert "confusion matrix" not in text
     assert "correct bits" not in text
-
-
-def test_numbers_and_sentences():
-    assert format_number(-0.0012345678) == "−0.001235"
-    assert format_number(None) == "–"
-    assert format_number(float("nan")) == "nan"
-    assert format_number(10000.0) == "10,000"
-    assert format_number(12345678.0) == "1.235e+07"
-    assert format_metric("accuracy", None) == "–"
-    assert format_metric("accuracy", 0.5) == "50.00 %"
-    assert sentence("the best epoch") == "The best epoch."
-    assert sentence("") == ""

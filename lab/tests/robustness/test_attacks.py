@@ -77,8 +77,7 @@ def test_the_same_seed_gives_the_same_images(name, convolutional, digits):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name == "autoattack" else []) for name in IN_A_BALL],
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "autoattack" else []) for name in IN_A_BALL]
 )
 def test_no_attack_breaks_a_linear_classifier_where_none_can(name, linear, digits):
     images, labels = digits[0][1500:1540], digits[1][1500:1540]

@@ -14,7 +14,6 @@ from tasks.token_data import TOKENS, make_tokens
 
 from kernel_attention_lab.cli import main
 from kernel_attention_lab.data.texts.vocabulary import build_vocabulary
-from kernel_attention_lab.data.tokens.loading import words_of
 from kernel_attention_lab.runs.export import make_tokenizer
 from kernel_attention_lab.runs.saved import load_run
 
@@ -45,13 +44,6 @@ def test_a_tokenizer_gives_every_text_the_numbers_of_the_vocabulary(tmp_path, ki
     assert tokenizer.pad_token_id == vocabulary.size, "the number of no token"
     numbers = vocabulary.encode(TEXT)
     assert tokenizer.decode(numbers).removeprefix(" ") == vocabulary.decode(numbers)
-
-
-def test_a_tokenizer_of_sentences_finds_the_same_words():
-    vocabulary = build_vocabulary("word", words_of(TEXT))
-    tokenizer = make_tokenizer(vocabulary, 40, sentences=True)
-    for text in (TEXT, "It's 'quoted', isn't_it?", "<BR/>A--b"):
-        assert tokenizer(text)["input_ids"] == vocabulary.encode(words_of(text)).tolist()
 
 
 def test_a_language_model_is_exported_and_continues_a_text(tmp_path, cli):  # noqa: F811

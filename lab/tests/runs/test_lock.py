@@ -57,10 +57,7 @@ def test_a_holder_that_has_not_named_itself_yet_is_another_process(tmp_path):
 
     with (tmp_path / LOCK_NAME).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with (
-            pytest.raises(InputError, match=": another process is writing into it"),
-            locked(tmp_path),
-        ):
+        with pytest.raises(InputError, match=": another process is writing into it"), locked(tmp_path):
             pytest.fail("two hold one folder")
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 
 from kernel_attention.errors import InputError
 from kernel_attention_lab.arguments import parse
-from kernel_attention_lab.families import recipes_dir
 from kernel_attention_lab.runs import list_recipes, read_recipe, recipe_text
 from kernel_attention_lab.tasks import make_recipe
 
@@ -99,14 +97,6 @@ def test_the_text_of_a_shipped_recipe_is_that_recipe(tmp_path):
         short, keys = read_recipe(str(tmp_path / "copy.yaml"))
         assert short == "copy"
         assert make_recipe(keys) == make_recipe(read_recipe(name)[1]), name
-
-
-def test_every_recipe_has_one_place():
-    count = 0
-    for path in recipes_dir().rglob("*.yaml"):
-        if path.parent.name != "suites":
-            count += len(yaml.safe_load(path.read_text(encoding="utf-8")).get("recipes", [None]))
-    assert len(list_recipes()) == count
 
 
 def test_the_options_are_those_of_the_entrys_task(family):

@@ -26,13 +26,7 @@ MOMENTS = ("torn", "written", "renamed")
 def killed(data: Path, folder: Path, plans: object) -> list[dict]:
     """What ``killed.py`` reports of the runs it killed by these plans."""
     process = subprocess.run(
-        [
-            sys.executable,
-            str(TESTS / "runs" / "killed.py"),
-            str(data),
-            str(folder),
-            json.dumps(plans),
-        ],
+        [sys.executable, str(TESTS / "runs" / "killed.py"), str(data), str(folder), json.dumps(plans)],
         env=os.environ | {"PYTHONPATH": f"{SRC}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -159,11 +159,7 @@ def test_every_mechanism_takes_a_step(name, root):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"patch_size": 5}, r"patch_size=5"),
-        ({"dataset": "nowhere"}, "nowhere"),
-    ],
+    ("changes", "message"), [({"patch_size": 5}, r"patch_size=5"), ({"dataset": "nowhere"}, "nowhere")]
 )
 def test_bad_recipes_leave_nothing(changes, message, root, tmp_path, capsys):
     assert main(arguments(tmp_path / "run", root, **changes)) == 2

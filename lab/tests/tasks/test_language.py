@@ -150,19 +150,6 @@ def test_ctrl_c_saves_the_step_and_the_run_goes_on_from_it(
 
 
 @pytest.mark.usefixtures("brief")
-def test_ctrl_c_again_and_again(trained, data, tmp_path, monkeypatch):
-    """Also twice within one round, and in the first step after going on."""
-    folder = tmp_path / "run"
-    command = ["train", str(recipe_file(tmp_path)), "--data_root", str(data), "--output", str(folder),
-               "--progress", "false"]  # fmt: skip
-    for step in (0, 2, 3, 9, 10, 25):
-        assert train_with_signals([step], command, monkeypatch) == 1
-        command = ["train", "--resume", str(folder), "--progress", "false"]
-    assert main(command) == 0
-    assert_same_outcome(folder, trained)
-
-
-@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("vocabulary", ["byte", "bpe"])
 def test_other_vocabularies(data, tmp_path, cli, vocabulary):  # noqa: F811
     if vocabulary == "bpe":
@@ -194,17 +181,6 @@ def test_evaluate_again_on_parts_and_on_files(cli, run, data, tmp_path):  # noqa
     paper = figures("--split", "validation", "--stride", 1, "--evaluation_tokens", 20, "--swap_rate", 0)
     assert (paper["stride"], paper["tokens"]) == (1, 19)
     assert "attacked_perplexity" not in paper
-
-
-def test_evaluate_shows_every_figure_at_eighty_characters(cli, run, data, monkeypatch):  # noqa: F811
-    monkeypatch.setenv("COLUMNS", "80")
-    code, out, _ = cli("evaluate", run, "--data_root", data)
-    assert code == 0
-    assert "…" not in out
-    figures = evaluation(run)
-    for name in ("perplexity", "attacked_inputs_perplexity", "validation_unigram_perplexity", "bigram_k"):
-        (line,) = [line for line in out.splitlines() if f"│ {name.replace('_', ' ')} " in line]
-        assert f"{figures[name]:.4g}" in line
 
 
 def test_analyze_measures_windows_of_the_test_text(cli, run, data, undrawn):  # noqa: F811

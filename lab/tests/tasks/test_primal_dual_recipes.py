@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_attention.mechanisms import create_attention, layer_specs
-from kernel_attention.mechanisms.support_vector.layer import SupportVectorAttention
 from kernel_attention_lab.evidence.suite import Cell, Suite, read_suite
 from kernel_attention_lab.runs import list_recipes, read_recipe
 from kernel_attention_lab.tasks import Recipe
@@ -79,19 +77,3 @@ def test_the_suites_of_other_kernels_have_the_betas_of_table_12(kernel, place):
         assert attention_of(suite, "batch_norm", dataset) == {"batch_norm": norm}
         both = {"kernel": kernel, "beta": beta_of_both, "factors": FACTORS}
         assert attention_of(suite, "batch_norm_scaled_heads", dataset) == {"batch_norm_scaled_heads": both}
-
-
-def test_every_recipe_is_a_column_of_one_suite():
-    """The header says that the other models and their figures are there."""
-    columns = [recipe for suite in SUITES for recipe in read_suite(suite).columns.values()]
-    assert sorted(columns) == sorted(NAMES)
-
-
-@pytest.mark.parametrize("suite", [*SUITES, "primal_dual_uea_linear", "primal_dual_uea_sparse"])
-def test_the_factors_of_every_variant_are_those_of_its_heads(suite):
-    suite = read_suite(suite)
-    for row in suite.rows:
-        ((mechanism, options),) = layer_specs(attention_of(suite, row, next(iter(suite.columns))), 1)
-        layer = create_attention(mechanism, 16, 8, **options)
-        if isinstance(layer, SupportVectorAttention) and "heads" in mechanism:
-            assert layer.factors == tuple(FACTORS)

@@ -120,13 +120,3 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
     path.write_bytes(b"\xff\xfe\x00dataset")
     with pytest.raises(InputError, match="not valid YAML"):
         read_recipe(str(path))
-
-
-@pytest.mark.parametrize("name", ["demo", "uea/japanese_vowels"])
-def test_shipped_recipes_go_by_name(name):
-    assert read_recipe(name)[0] == name.rpartition("/")[2]
-
-
-def test_a_folder_is_no_recipe(tmp_path):
-    with pytest.raises(InputError, match="unknown recipe"):
-        read_recipe(str(tmp_path))

@@ -115,13 +115,7 @@ def test_the_operators_are_what_they_tell_the_compiler(is_symmetric, size):
         low, kept = op._pursuit(*inputs)
     torch.library.opcheck(
         op._pursuit_backward,
-        (
-            torch.randn_like(low),
-            *(x if x is None else x.detach() for x in inputs[:5]),
-            low,
-            kept,
-            False,
-        ),
+        (torch.randn_like(low), *(x if x is None else x.detach() for x in inputs[:5]), low, kept, False),
         test_utils=("test_schema", "test_faketensor"),  # it has no gradient of its own
     )
 

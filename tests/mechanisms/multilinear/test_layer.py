@@ -104,10 +104,7 @@ def assert_equals_the_loops(layer, x, mask=None, is_causal=False, feature_map="f
 
 
 @every_variant
-@pytest.mark.parametrize(
-    ("order", "core"),
-    [(2, "mlsvd"), (3, "none"), (3, "cost"), (4, "mlsvd")],
-)
+@pytest.mark.parametrize(("order", "core"), [(2, "mlsvd"), (3, "none"), (3, "cost"), (4, "mlsvd")])
 def test_the_layer_is_the_formula_of_the_thesis(order, variant, core):
     layer = build(order, variant, core)
     assert_equals_the_loops(layer, inputs(layer), MASKS["right"])

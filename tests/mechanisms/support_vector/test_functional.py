@@ -15,7 +15,6 @@ from kernel_attention.functional import (
     support_vector_attention,
 )
 from kernel_attention.mechanisms.support_vector.functional import _prefix_moments
-from kernel_attention.mechanisms.support_vector.head_groups import head_groups
 from kernel_attention.tensors.blocks import block_causal_attention
 from kernel_attention.tensors.pooling import running_pool
 
@@ -58,12 +57,6 @@ def test_equation_24_only_the_keys_mean_against_the_keys_remains():
     torch.testing.assert_close(batch_norm_attention(q, k, v), logits.softmax(-1) @ v)
 
 
-def test_unscaled_keys_are_not_copied():
-    q, k, _ = draw()
-    for is_causal in (False, True):
-        assert recentre(q, k, beta=0.6, is_causal=is_causal)[1] is k
-
-
 @forms
 @pytest.mark.parametrize("factor", [1, 2, 3])
 def test_causal_forms_are_the_non_causal_form_on_each_prefix(beta, normalize, factor):
@@ -73,16 +66,6 @@ def test_causal_forms_are_the_non_causal_form_on_each_prefix(beta, normalize, fa
     for now in range(1, LENGTH + 1):
         prefix = scaled_heads_attention(q[:, :, :now], k[:, :, :now], v[:, :, :now], **options)
         torch.testing.assert_close(y[:, :, now - 1], prefix[:, :, -1])
-
-
-@pytest.mark.parametrize("factors", [(1, 2, 3), (5, 5, 5), (2, 3, 2), (LENGTH, LENGTH + 1, 100)])
-@pytest.mark.parametrize("pooling", ["average", "max"])
-def test_causal_scaled_heads_are_the_non_causal_form_on_each_prefix(factors, pooling):
-    q, k, v = draw()
-    y = scaled_heads_attention(q, k, v, factors, pooling=pooling, is_causal=True)
-    for now in range(1, LENGTH + 1):
-        prefix = scaled_heads_attention(q[:, :, :now], k[:, :, :now], v[:, :, :now], factors, pooling=pooling)
-        torch.testing.assert_close(y[:, :, now - 1], prefix[:, :, -1], rtol=1e-12, atol=1e-12)
 
 
 def test_factor_1_is_softmax_attention():
@@ -172,20 +155,6 @@ def test_the_open_blocks_logit_keeps_its_digits_in_bfloat16():
     assert (y.double() - exact).norm() < 2.0**-7 * exact.norm()
 
 
-def test_a_mask_on_the_right_changes_nothing_for_real_tokens():
-    q, k, v = draw()
-    mask = torch.arange(LENGTH)[None] < torch.tensor([[LENGTH], [5]])
-    for is_causal in (False, True):
-        for options in ({}, {"beta": 0.6}, {"beta": 0.6, "normalize": True}):
-            y = scaled_heads_attention(
-                q, k, v, (1, 2, 3), attention_mask=mask, is_causal=is_causal, **options
-            )
-            alone = scaled_heads_attention(
-                *(x[1:, :, :5] for x in (q, k, v)), (1, 2, 3), is_causal=is_causal, **options
-            )
-            torch.testing.assert_close(y[1:, :, :5], alone)
-
-
 def test_the_shortcut_does_not_hold_for_a_linear_kernel():
     q, k, v = draw()
     from kernel_attention.functional import linear_attention
@@ -198,11 +167,6 @@ def test_the_shortcut_does_not_hold_for_a_linear_kernel():
     assert not torch.allclose(right, wrong)
     with pytest.raises(ValueError, match="needs a shift-invariant kernel"):
         support_vector_attention(q, k, v, attention=linear, shift_invariant=False, beta=0.6, is_causal=True)
-
-
-def test_neighbours_of_one_factor_share_a_call():
-    assert head_groups([1, 1, 2, 2, 4]) == [(slice(0, 2), 1), (slice(2, 4), 2), (slice(4, 5), 4)]
-    assert head_groups([2, 1, 2]) == [(slice(0, 1), 2), (slice(1, 2), 1), (slice(2, 3), 2)]
 
 
 @pytest.mark.parametrize("width", [1, 2])

@@ -239,19 +239,6 @@ def test_pooled_heads_project_no_more_rows_than_they_have_keys():
     assert sum(rows) == 64 * 80 * (2 + 2 * (1 + 0.5 + 0.25 + 0.125) / 4)
 
 
-def test_dropout_drops_in_training_only():
-    for name, options in (
-        ("batch_norm", {}),
-        ("scaled_heads", {"factors": 2}),
-        ("sparse", {"stride": 2, "impl": "blocked"}),
-    ):
-        layer = create_attention(name, WIDTH, HEADS, dropout=0.5, **options)
-        x = torch.randn(BATCH, LENGTH, WIDTH)
-        for form in (False, True):
-            assert not torch.equal(layer.train()(x, is_causal=form), layer(x, is_causal=form))
-            assert torch.equal(layer.eval()(x, is_causal=form), layer(x, is_causal=form))
-
-
 def test_dropout_keeps_the_mean_of_a_causal_scaled_head():
     layer = build("scaled_heads", {"factors": 3, "dropout": 0.3})
     x = torch.randn(1, LENGTH, WIDTH, dtype=torch.float64)

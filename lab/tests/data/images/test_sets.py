@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shutil
 from pathlib import Path
 
@@ -247,23 +246,6 @@ def test_a_large_subset_stays_where_it_is_and_reads_as_an_array(monkeypatch):
     assert grays(rest) + grays(held) != sorted(grays(rest) + grays(held))
     assert sorted(grays(rest) + grays(held)) == list(range(31))
     assert grays(rest.evenly(3)) == [grays(rest)[place] for place in (0, 12, 24)]
-
-
-def test_another_process_maps_the_file_and_gets_no_copy(tmp_path, monkeypatch):
-    """Loader workers that are not forked get the split as a pickle."""
-    make_set(tmp_path / "set", count=100, size=16)
-    split = load_images("set", tmp_path).train
-    monkeypatch.setattr(image_splits, "COPIED_BYTES", 0)
-    for sent in (split, split.subset(np.arange(150))):
-        content = pickle.dumps(sent)
-        assert len(content) < sent.images.nbytes / 10
-        received = pickle.loads(content)
-        assert np.array_equal(received.images, sent.images)
-        assert np.array_equal(received.targets, sent.targets)
-    part = ImageSplit(split.images[50:], split.targets[50:])
-    assert np.array_equal(pickle.loads(pickle.dumps(part)).images, part.images), "a part of the mapped file"
-    made = made_split()
-    assert np.array_equal(pickle.loads(pickle.dumps(made)).images, made.images)
 
 
 @pytest.mark.slow

@@ -155,22 +155,6 @@ def test_the_gaps_of_associative_recall_follow_the_power_law(power):
         assert abs(np.count_nonzero(gaps == gap) - cases * share) < allowed
 
 
-def test_several_gaps_are_drawn_without_replacement_in_sequence():
-    """Two pairs, three gaps: the ordered draws have the probabilities p_i p_j / (1 - p_i)."""
-    cases, space, power = 20_000, 3, 0.01
-    # 2 * space positions after 4 of the pairs; at least 8 positions are needed.
-    _, inputs, _ = drawn("mqar", {"items": 2, "length": 4 + 2 * space, "power": power}, cases=cases)
-    after = inputs[:, 4::2]
-    first, second = ((after == inputs[:, [place]]).argmax(axis=1) for place in (0, 2))
-    weights = [(gap + 1) ** (power - 1) for gap in range(space)]
-    p = [weight / sum(weights) for weight in weights]
-    for i in range(space):
-        for j in range(space):
-            share = 0.0 if i == j else p[i] * p[j] / (1 - p[i])
-            allowed = 5 * math.sqrt(cases * share * (1 - share))
-            assert abs(np.count_nonzero((first == i) & (second == j)) - cases * share) <= allowed
-
-
 def test_classes_are_balanced():
     """Fair bits: 5 standard deviations of 10,000 draws are 2.5 %."""
     for name, length in (("majority", 32), ("parity", 32)):
