@@ -17,8 +17,8 @@ from torch.nn import functional
 from kernel_attention.analysis.predictive import has_samples, sampling
 from kernel_attention.containers import as_targets
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.estimators.base import FEWEST_JUDGED, AttentionEstimator
-from kernel_attention.estimators.ensemble import member_outputs
+from kernel_attention.estimators.base import AttentionEstimator
+from kernel_attention.estimators.ensemble import FEWEST_JUDGED, member_outputs
 from kernel_attention.estimators.parameters import refused_in_one_line
 from kernel_attention.series import SequenceSplit, as_sequences
 from kernel_attention.series.readout import fit_temperature
