@@ -6,6 +6,7 @@ landmarks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,7 +36,9 @@ MOST_LANDMARKS = 1024
 
 _PENALTIES = tuple(10.0 ** (exponent / 2) for exponent in range(3, -11, -1))
 _FITTED_CASES = 64  # that give thresholds
-_TIMED_CASES = 2
+_TIMED_CASES = 8
+_TIMED_PART = 32  # of all cases, at most one of so many is timed
+_FIRST = 4.0  # how much slower the first may be
 _SIZES = (1.0, 0.5, 0.25, 0.125)  # of a view, the first that fits into the time
 _PRODUCT = 384  # rows and columns of a matrix whose square is timed
 _MARGIN = 1.2  # on what work is expected to take
@@ -44,6 +47,8 @@ _SMALLEST_DEVIATION = 1e-6  # of a feature
 _START = 3.0  # sum of the weights; outputs of -1 and 1 become log-odds of 6
 _PRIOR_DEVIATION = 0.5  # of the logarithm of that sum
 _LARGEST_FEATURE = 1e18
+_NEWTON_STEPS = 30
+_SMALLEST_STEP = 1e-5
 
 
 class ClosedForm(nn.Module):
@@ -102,6 +107,11 @@ class ClosedForm(nn.Module):
         options = {"in_features": channels, "num_outputs": outputs, "length": self.length}
         return options | {"views": list(self.views), "sizes": getattr(self, "sizes", {})}
 
+    @property
+    def cases_at_once(self) -> int:
+        """As many cases as the views are fast with."""
+        return min(max(_CELLS_AT_ONCE // (84 * self.length), 1), 64)
+
     def view(self, name: str) -> View:
         """The view of this name."""
         found = self.views[name]
@@ -127,10 +137,9 @@ class ClosedForm(nn.Module):
         return torch.cat(parts).nan_to_num(0.0)
 
     def batches(self, sequences: Sequence[np.ndarray]) -> Iterator[Tensor]:
-        """The ``resampled`` series, float32, as many at a time as the views are fast with."""
-        at_once = min(max(_CELLS_AT_ONCE // (84 * self.length), 1), 64)
-        for start in range(0, len(sequences), at_once):
-            part = sequences[start : start + at_once]
+        """The ``resampled`` series, float32, ``cases_at_once`` of them at a time."""
+        for start in range(0, len(sequences), self.cases_at_once):
+            part = sequences[start : start + self.cases_at_once]
             yield torch.cat([self.resampled(torch.from_numpy(np.array(case)[None])).float() for case in part])
 
 
@@ -223,8 +232,8 @@ def fit_closed_form(
         if is_regression:
             errors = (left_out - wanted).square().mean(dim=-1)
             return float(errors.mean() if case_weights is None else errors @ case_weights / n)
-        weights = fit_weights(left_out[None], targets, case_weights)
-        return _log_loss(weights[0] * left_out, targets, case_weights)
+        weight = _weight_of_one(left_out, targets, case_weights)
+        return _log_loss(weight * left_out, targets, case_weights)
 
     def machine_of(cross: Tensor, square: Tensor) -> KernelLeastSquaresSVM:
         return kernel_least_squares_svm(
@@ -246,7 +255,8 @@ def fit_closed_form(
         if deadline.is_set and kernels:
             # Behind it come its own machine and that of all views.
             left = deadline.left() - 2 * seconds_of_machine
-            size = _largest_size(name, fitted[:_TIMED_CASES], len(landmarks), left / (_MARGIN * read))
+            tried = fitted[: max(min(module.cases_at_once, _TIMED_CASES, n // _TIMED_PART), 1)]
+            size = _largest_size(module.view(name), tried, len(landmarks), left / (_MARGIN * read))
             if size is None:
                 continue
             if size < 1:
@@ -290,23 +300,24 @@ def fit_closed_form(
     return ClosedFormFit(module.eval(), left_out, found, dict(zip(names, scores, strict=True)))
 
 
-def _largest_size(name: str, series: Tensor, landmarks: int, seconds: float) -> float | None:
-    """The first size of a view that reads a case in so many seconds; None: none does.
+def _largest_size(view: View, series: Tensor, landmarks: int, seconds: float) -> float | None:
+    """The first size of a view of size 1 that reads a case in so many seconds; None: none does.
 
-    It is tried on two of the series, and the products with the landmarks on a smaller matrix.
+    It is tried on a few series, and the products with the landmarks on a smaller matrix.
     """
     block = series.new_zeros(_PRODUCT, _PRODUCT)
+    product = _seconds_of(lambda: block @ block) / _PRODUCT**3 * view.num_features * landmarks
+    first = _seconds_of(lambda: view(series[:1]))  # which may have to wait for what is loaded once
+    if _SIZES[-1] * first > _FIRST * seconds:
+        return None
+    reading = _seconds_of(lambda: view(series)) / len(series)
+    return next((size for size in _SIZES if size * (reading + product) <= seconds), None)
+
+
+def _seconds_of(work: Callable[[], Any]) -> float:
     started = clock.now()
-    block @ block
-    seconds_of_product = (clock.now() - started) / _PRODUCT**3
-    for size in _SIZES:
-        view = make_view(name, *series.shape[1:], size)
-        started = clock.now()
-        view(series)
-        reading = (clock.now() - started) / len(series)
-        if reading + seconds_of_product * view.num_features * landmarks <= seconds:
-            return size
-    return None
+    work()
+    return clock.now() - started
 
 
 class _Scaled(NamedTuple):
@@ -380,6 +391,27 @@ def fit_weights(scores: Tensor, targets: Tensor, case_weights: Tensor | None = N
         optimizer.step(closure)
     found = logs.detach().exp()
     return torch.where(found > 1e-4 * found.max(), found, 0.0)
+
+
+def _weight_of_one(scores: Tensor, targets: Tensor, case_weights: Tensor | None) -> float:
+    """The weight that ``fit_weights`` gives to a single predictor of classes, by Newton's method."""
+    own = scores.gather(1, targets[:, None])[:, 0]
+    counts = torch.ones_like(own) if case_weights is None else case_weights
+    log = start = math.log(_START)
+    for _ in range(_NEWTON_STEPS):
+        weight = math.exp(log)
+        shares = (weight * scores).softmax(dim=-1)
+        mean = (shares * scores).sum(dim=-1)
+        variance = (shares * scores.square()).sum(dim=-1) - mean.square()
+        slope = weight * float(counts @ (mean - own)) + (log - start) / _PRIOR_DEVIATION**2
+        # The curvature in the logarithm, without the part that may be negative.
+        curve = weight**2 * float(counts @ variance) + 1 / _PRIOR_DEVIATION**2
+        curve += max(weight * float(counts @ (mean - own)), 0.0)
+        step = min(max(slope / curve, -1.0), 1.0)
+        log -= step
+        if abs(step) < _SMALLEST_STEP:
+            break
+    return math.exp(log)
 
 
 def _log_loss(logits: Tensor, targets: Tensor, case_weights: Tensor | None) -> float:
