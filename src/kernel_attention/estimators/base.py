@@ -39,6 +39,7 @@ _OPTION = "attention__"
 _CLOSED_FORM_PART = 0.7  # of the time that a fit may take
 _SHARES = tuple(share / 10 for share in range(1, 11))
 
+
 class AttentionEstimator(TransformerMixin, BaseEstimator):
     """The parameters, training and raw outputs that classification and regression share."""
 

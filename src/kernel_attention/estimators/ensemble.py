@@ -112,7 +112,9 @@ def train_members(
         own, fitted_cases = deadline.part(1 / (len(plan) - index)), FITTED_CASES
         training = own
         if own.is_set:
-            work = _work_in_time(settings, MemberPlan(seed, kept, held_out, selects), num_outputs, max_len, own)
+            work = _work_in_time(
+                settings, MemberPlan(seed, kept, held_out, selects), num_outputs, max_len, own
+            )
             kept, held_out, fitted_cases, reserve = work
             training = own.part(0.5 if selects and estimator.refit else 1.0, reserve)
         continues = index < len(earlier)

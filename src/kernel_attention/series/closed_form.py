@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from kernel_attention.series import deadline as clock
 from kernel_attention.series.deadline import Deadline
+from kernel_attention.series.elastic import MOST_REFERENCES, ElasticKernel
 from kernel_attention.series.splits import SequenceSplit, Standardizer
 from kernel_attention.series.views import (
     CompetingKernels,
@@ -27,14 +28,16 @@ from kernel_attention.series.views import (
 )
 from kernel_attention.solvers.least_squares_svm import KernelLeastSquaresSVM, kernel_least_squares_svm
 
-VIEWS = ("spectrum", "quantiles", "convolutions", "segments", "competing")
-"""Cheapest first: where the time is short, the last ones are made smaller or left out."""
+VIEWS = ("spectrum", "quantiles", "convolutions", "segments", "competing", "elastic", "shapes")
+"""Where the time is short, the last ones are made smaller or left out."""
 MOST_STEPS = 4096
 """Of a series that the views read; a longer one is resampled."""
 MOST_LANDMARKS = 1024
 """Cases up to which the machines are exact; of more, these many carry the kernel."""
 
 _PENALTIES = tuple(10.0 ** (exponent / 2) for exponent in range(3, -11, -1))
+_ELASTIC = ("elastic", "shapes")
+_MOST_ELASTIC = 512  # cases: of more, the other views know enough
 _FITTED_CASES = 64  # that give thresholds
 _TIMED_CASES = 8
 _TIMED_PART = 32  # of all cases, at most one of so many is timed
@@ -144,7 +147,10 @@ class ClosedForm(nn.Module):
 
 
 def make_view(name: str, channels: int, length: int, size: float = 1.0) -> View:
-    """A view of ``VIEWS`` for series of this form; of its kernels, or levels of intervals, a part ``size``."""
+    """A view of ``VIEWS`` for series of this form.
+
+    Of its kernels, levels of intervals or references, it has the part ``size``.
+    """
 
     def part(whole: int) -> int:
         return max(round(size * whole), 1)
@@ -157,7 +163,10 @@ def make_view(name: str, channels: int, length: int, size: float = 1.0) -> View:
         return RandomConvolutions(channels, length, part(8000), num_kernels=part(84))
     if name == "segments":
         return RandomConvolutions(channels, length, part(1000), segments=8, num_kernels=part(84))
-    return CompetingKernels(channels, length, groups=part(8))
+    if name == "competing":
+        return CompetingKernels(channels, length, groups=part(8))
+    is_shape = name == "shapes"
+    return ElasticKernel(channels, length, part(MOST_REFERENCES), 4.0 if is_shape else 2.0, is_shape)
 
 
 class ClosedFormFit(NamedTuple):
@@ -198,7 +207,7 @@ def fit_closed_form(
         max_len: steps that the views read, at most ``MOST_STEPS``.
         is_regression: whether the targets are values.
         seed: of the random views and landmarks.
-        views: names in ``VIEWS``.
+        views: names in ``VIEWS``; the elastic ones are left out beyond 512 cases.
         max_seconds: a view that would pass this time has fewer kernels or is left out, except for the first.
         on_progress: called with a line of text before every view.
     """
@@ -210,7 +219,12 @@ def fit_closed_form(
     order = torch.randperm(n, generator=generator)
     places = order[:MOST_LANDMARKS].sort().values if n > MOST_LANDMARKS else torch.arange(n)
     landmarks = [split.sequences[place] for place in places.tolist()]
-    sample = [split.sequences[place] for place in order[:_FITTED_CASES].tolist()]
+    sample = [split.sequences[place] for place in order[:MOST_REFERENCES].tolist()]
+    if n > _MOST_ELASTIC:
+        views = [name for name in views if name not in _ELASTIC]
+    whole = {
+        name: min(n / MOST_REFERENCES, 1.0) for name in _ELASTIC
+    }  # a part of the references: fewer cases
     targets = torch.as_tensor(split.targets)
     wanted = targets.double().reshape(n, -1)
     if not is_regression:
@@ -241,28 +255,31 @@ def fit_closed_form(
             penalties=_PENALTIES, sample_weight=case_weights, loss=loss,
         )  # fmt: skip
 
-    module = scaled_module(views)
+    module = scaled_module(views, {name: size for name, size in whole.items() if name in views and size < 1})
     fitted = torch.cat(list(module.batches(sample)))
     kernels: dict[str, _Scaled] = {}
     machines: dict[str, KernelLeastSquaresSVM] = {}
     every: tuple[Tensor, Tensor] | None = None  # the sums of all kernels
     seconds_of_machine = 0.0
-    # Of every view, the cases that it reads: those with its kernel, the landmarks, those with thresholds.
-    read = len(fitted) + len(landmarks) + (0 if len(places) == n else n)
+    # Of every view, the cases that its kernel has, beside those that it is fitted to.
+    read = len(landmarks) + (0 if len(places) == n else n)
     for number, name in enumerate(views, start=1):
         if on_progress is not None:
             on_progress(f"closed form: {name}, view {number} of {len(views)}")
+        given = fitted if name in _ELASTIC else fitted[:_FITTED_CASES]
         if deadline.is_set and kernels:
             # Behind it come its own machine and that of all views.
             left = deadline.left() - 2 * seconds_of_machine
             tried = fitted[: max(min(module.cases_at_once, _TIMED_CASES, n // _TIMED_PART), 1)]
-            size = _largest_size(module.view(name), tried, len(landmarks), left / (_MARGIN * read))
+            size = _largest_size(
+                module.view(name), tried, len(landmarks), left / (_MARGIN * (read + len(given)))
+            )
             if size is None:
                 continue
             if size < 1:
-                module.sizes[name] = size
-                module.views[name] = make_view(name, channels, length, size)
-        module.view(name).fit(fitted, generator)
+                module.sizes[name] = size * whole.get(name, 1.0)
+                module.views[name] = make_view(name, channels, length, module.sizes[name])
+        module.view(name).fit(given, generator)
         others = None if len(places) == n else split.sequences
         kernels[name], cross, square = _kernel_of(module, name, landmarks, others)
         started = clock.now()
@@ -337,6 +354,8 @@ def _kernel_of(
     """
     rows = torch.cat([module.features(name, series) for series in module.batches(landmarks)])
     deviation, mean = torch.std_mean(rows, dim=0, correction=0)
+    if module.view(name).is_kernel:
+        deviation = deviation.new_full(deviation.shape, float(deviation.square().mean().sqrt()))
     varies = (deviation > _SMALLEST_DEVIATION) & deviation.isfinite()
     factor = torch.where(varies, 1 / deviation.clamp_min(_SMALLEST_DEVIATION), 0.0)
     factor = factor / varies.sum().clamp_min(1).sqrt()

@@ -143,9 +143,7 @@ def train_member(
     return Member(model.cpu().eval(), options, recorder.rows, recorder.best_epoch or len(recorder.rows))
 
 
-def seconds_of_case(
-    settings: MemberSettings, split: SequenceSplit, num_outputs: int, max_len: int
-) -> float:
+def seconds_of_case(settings: MemberSettings, split: SequenceSplit, num_outputs: int, max_len: int) -> float:
     """Seconds in which a model of these settings answers for one series of this split, a long one."""
     longest = max(split.sequences, key=len)[:max_len]
     with plain_modes(), private_generators(settings.seed, training_device(settings.accelerator)):

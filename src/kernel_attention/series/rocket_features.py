@@ -37,7 +37,9 @@ def fit_input(
     scale = Standardizer.fit(sequences)
     encoder.set_scale(torch.from_numpy(scale.mean), torch.from_numpy(scale.std))
     if isinstance(encoder.project, RocketStem):
-        fitted_cases = min(len(sequences), fitted_cases, max(_FITTED_STEPS // max(map(len, sequences)), _FEWEST_FITTED))
+        fitted_cases = min(
+            len(sequences), fitted_cases, max(_FITTED_STEPS // max(map(len, sequences)), _FEWEST_FITTED)
+        )
         places = np.linspace(0, len(sequences) - 1, fitted_cases).round().astype(int)
         (batch,) = make_loader([sequences[place] for place in places], len(places))
         encoder.fit_stem(*batch.arguments)
@@ -72,7 +74,10 @@ class Features(NamedTuple):
 
 
 def training_features(
-    model: SequenceClassifier, split: SequenceSplit, augmentation: Sequence[str], deadline: Deadline | None = None
+    model: SequenceClassifier,
+    split: SequenceSplit,
+    augmentation: Sequence[str],
+    deadline: Deadline | None = None,
 ) -> Features:
     """Training data of ``OnFeatures``: the features of a split, and of up to seven augmented copies.
 

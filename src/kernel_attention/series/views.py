@@ -45,6 +45,8 @@ class View(nn.Module):
     """Features of standardised series, (B, c, N) -> (B, F). ``fit`` sets what training data decide."""
 
     num_features: int
+    is_kernel = False
+    """Whether products of the features are a kernel as they are, so that none is divided by its deviation."""
 
     def fit(self, x: Tensor, generator: torch.Generator) -> None:
         """Draw and set the buffers from training series, (B, c, N)."""

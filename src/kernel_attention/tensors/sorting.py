@@ -12,6 +12,10 @@ def sorted_rows(values: Tensor) -> Tensor:
 
     NumPy's sort is several times faster on a CPU; torch's has a gradient.
     """
-    if values.requires_grad or values.device.type != "cpu" or values.dtype not in (torch.float32, torch.float64):
+    if (
+        values.requires_grad
+        or values.device.type != "cpu"
+        or values.dtype not in (torch.float32, torch.float64)
+    ):
         return values.sort(dim=-1).values
     return torch.from_numpy(np.sort(values.numpy(), axis=-1))
