@@ -1,4 +1,4 @@
-"""A time limit, on a clock that counts work: a second for every ten million values that a convolution gives."""
+"""A time limit, on a clock that counts work: a second for ten million values of convolutions."""
 
 from __future__ import annotations
 

@@ -130,8 +130,9 @@ class RocketStem(nn.Module):
         self.mean.zero_()
         self.deviation.fill_(1.0)
         at_once = cases_at_once(x.size(1))
-        masks = [None] * len(x) if attention_mask is None else attention_mask.split(at_once)
-        features = torch.cat([self.features(*part) for part in zip(x.split(at_once), masks)])
+        parts = [slice(start, start + at_once) for start in range(0, len(x), at_once)]
+        masks = [None if attention_mask is None else attention_mask[part] for part in parts]
+        features = torch.cat([self.features(x[part], mask) for part, mask in zip(parts, masks, strict=True)])
         if attention_mask is not None:
             features = features[pool_mask(attention_mask, self.patch_len)]
         deviation, mean = torch.std_mean(features.flatten(0, -2), dim=0, correction=0)

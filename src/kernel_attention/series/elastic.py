@@ -102,7 +102,7 @@ def warped_distances(x: Tensor, y: Tensor, band: int) -> Tensor:
 
 
 def _products(x: Tensor, y: Tensor) -> Callable[[int, int, int], Tensor]:
-    """The squared differences |x_i|^2 + |y_j|^2 - 2 x_i y_j of all steps at once; many channels are a product."""
+    """The differences |x_i|^2 + |y_j|^2 - 2 x_i y_j of all steps at once, a product of many channels."""
     reversed_series = y.flip(-1).permute(1, 2, 0)  # (c, L, m)
     products = torch.tensordot(x.permute(0, 2, 1), reversed_series, dims=1)  # (B, L, L, m)
     squares = x.square().sum(dim=1)[:, :, None, None] + reversed_series.square().sum(dim=0)
@@ -137,7 +137,7 @@ def _warped(x: Tensor, y: Tensor, band: int, differences: Callable[[int, int, in
 
 
 def _rows(values: Tensor, first: int, start: int, end: int, empty: Tensor) -> Tensor:
-    """Rows start to end of a matrix whose first row has the number ``first``; infinite ones where it has none."""
+    """Rows start to end of a matrix whose first row has this number; infinite where it has none."""
     above, below = max(first - start, 0), max(end - first - len(values), 0)
     inside = values[max(start - first, 0) : max(end - first, 0)]
     if not above and not below:
