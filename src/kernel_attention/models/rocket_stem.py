@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from kernel_attention.core.validation import require_positive
 from kernel_attention.tensors.pooling import pool_mask
-from kernel_attention.tensors.sorting import sorted_rows
 
 KERNEL_SIZE = 9
 NUM_KERNELS = math.comb(KERNEL_SIZE, 3)
@@ -27,7 +26,7 @@ _NUM_THRESHOLDS = 48  # of every kernel, over all dilations
 _MOST_CHANNELS = 9  # that one kernel reads
 _SOFTNESS = 0.01  # width of a threshold, in deviations of what it divides
 _SMALLEST_DEVIATION = 1e-2  # of a feature, which lies in [0, 1]
-_FITTED_STEPS = 2**15  # that give the thresholds
+_FITTED_STEPS = 2**13  # that give the thresholds
 _CELLS_AT_ONCE = 2**19  # of convolved series: they stay near the processor
 _MOST_AT_ONCE = 32  # cases
 _GOLDEN_RATIO = (math.sqrt(5) + 1) / 2
@@ -122,11 +121,10 @@ class RocketStem(nn.Module):
         for index in range(len(self.dilations)):
             y = self._convolved(x, index).mT
             y = y.flatten(0, 1) if attention_mask is None else y[attention_mask]
-            y = y[:: -(-len(y) // _FITTED_STEPS)]
-            y = sorted_rows(y.mT).mT
-            places = (quantiles * (len(y) - 1)).round().long()
-            self.thresholds[index] = y.mT.gather(1, places)
-            self.slopes[index] = 1 / (_SOFTNESS * y.std(dim=0, correction=0)).clamp_min(1e-6)
+            y = y[:: -(-len(y) // _FITTED_STEPS)].mT.contiguous()
+            places = (quantiles * (y.size(1) - 1)).round().long()
+            self.thresholds[index] = y.sort(dim=1).values.gather(1, places)
+            self.slopes[index] = 1 / (_SOFTNESS * y.std(dim=1, correction=0)).clamp_min(1e-6)
         self.mean.zero_()
         self.deviation.fill_(1.0)
         at_once = cases_at_once(x.size(1))

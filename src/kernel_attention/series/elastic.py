@@ -53,10 +53,10 @@ class ElasticKernel(View):
         self.steps = min(length, _COMPARED)
         self.band = max(round(_BAND * self.steps), 1)
         self.num_features = num_references
-        where = {"dtype": torch.float32}
-        self.register_buffer("references", torch.zeros(num_references, channels, self.steps, **where))
-        self.register_buffer("map", torch.eye(num_references, **where))
-        self.register_buffer("scale", torch.ones((), **where))
+        shape = (num_references, channels, self.steps)
+        self.register_buffer("references", torch.zeros(shape, dtype=torch.float32))
+        self.register_buffer("map", torch.eye(num_references, dtype=torch.float32))
+        self.register_buffer("scale", torch.ones((), dtype=torch.float32))
 
     def fit(self, x: Tensor, generator: torch.Generator) -> None:
         """Take training series, (B, c, N), for references; where they are fewer than m, some repeatedly."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from kernel_attention.tensors.sorting import sorted_rows
+from kernel_attention.series.sorting import sorted_rows
 
 _TAPS = 9
 _KERNELS = math.comb(_TAPS, 3)
