@@ -6,7 +6,7 @@
 ``views`` reads training splits alone. A record has the leave-one-out accuracy and log-loss of the stack of
 all machines, of one machine alone, or of the stack without a machine. ``scale`` fits and asks the whole
 classifier, default arguments, on noise of growing numbers of cases, steps and channels, one process each, and
-reports seconds of one thread's processor time and the peak of the process's memory beyond that before the fit.
+reports seconds of one thread's processor time and the peak of the process's memory beyond that before.
 """
 
 from __future__ import annotations
