@@ -79,3 +79,20 @@ def test_few_held_out_cases_judge_no_member(clock):
     found = ka.AttentionClassifier(epochs=1, embed_dim=8, random_state=0, time_limit=1.0).fit(X, y)
     assert ensemble.FEWEST_JUDGED == 20
     assert found.temperature_ == 1
+
+
+def test_of_many_cases_a_member_beside_the_closed_form_reads_a_part(monkeypatch):
+    monkeypatch.setattr(ensemble, "_MOST_READ", 20)
+    read = []
+    train = ensemble.train_member
+
+    def counted(settings, split, *arguments, **options):
+        read.append(len(split))
+        return train(settings, split, *arguments, **options)
+
+    monkeypatch.setattr(ensemble, "train_member", counted)
+    X, y = noise(60, 20)
+    for closed_form in (True, False):
+        parameters = {"closed_form": closed_form, "calibrate": False}
+        ka.AttentionClassifier(epochs=1, embed_dim=8, random_state=0, **parameters).fit(X, y)
+    assert read == [20, 60]

@@ -31,6 +31,7 @@ FEWEST_JUDGED = 20
 
 _CALIBRATION_PART = 0.2
 _PREDICTED_AT_ONCE = 64
+_MOST_READ = 4096  # training cases of a member beside a closed form, whose features are in memory
 _READING_PART = 0.6  # of a member's time, for all but its steps of training
 _FEWEST_FITTED = 4
 _MARGIN = 1.3  # on what reading a case takes
@@ -109,6 +110,10 @@ def train_members(
             dropped = dropped_objective(settings.named_layers())
             if dropped is not None:
                 note_once(dropped)
+        if estimator.closed_form and not selects and len(kept) > _MOST_READ:
+            share = _MOST_READ / len(kept)
+            kept = _part_of(kept, share, seed)
+            held_out = None if held_out is None else _part_of(held_out, share, seed)
         own, fitted_cases = deadline.part(1 / (len(plan) - index)), FITTED_CASES
         training = own
         if own.is_set:
