@@ -47,6 +47,8 @@ RIVALS: dict[str, tuple[str, dict[str, Any]]] = {
         {"n_neighbors": 1, "distance": "dtw", "distance_params": {"window": 0.1}},
     ),
     "quant": ("interval_based.QUANTClassifier", {}),
+    "hydra": ("convolution_based.HydraClassifier", {}),
+    "rdst": ("shapelet_based.RDSTClassifier", {}),
     "catch22": ("feature_based.Catch22Classifier", {}),
 }
 WITHOUT_SEED = ("dtw_1nn",)

@@ -1,12 +1,12 @@
 """The views of ``AttentionClassifier``'s closed form: what each is worth, and what a fit takes.
 
     python benchmarks/series_views.py views --data-root UEA --output results/series/views.jsonl
-    python benchmarks/series_views.py scale --output scale.jsonl
+    python benchmarks/series_views.py scale --output results/series/scale.jsonl
 
 ``views`` reads training splits alone. A record has the leave-one-out accuracy and log-loss of the stack of
-all machines, of one machine alone, or of the stack without a machine. ``scale`` fits and asks the closed form
-on noise of growing numbers of cases, steps and channels, one process each, and reports seconds of one
-thread's CPU time and the peak of the process's memory beyond that before the fit.
+all machines, of one machine alone, or of the stack without a machine. ``scale`` fits and asks the whole
+classifier, default arguments, on noise of growing numbers of cases, steps and channels, one process each, and
+reports seconds of one thread's processor time and the peak of the process's memory beyond that before.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from series_classifiers import figures, read_split
 
+from kernel_attention.estimators import AttentionClassifier
 from kernel_attention.series import SequenceSplit
 from kernel_attention.series.closed_form import VIEWS, fit_closed_form, fit_weights
 
@@ -31,12 +32,12 @@ SETS = (
     "ArticularyWordRecognition", "BasicMotions", "FingerMovements", "Handwriting", "JapaneseVowels",
     "UWaveGestureLibrary",
 )  # fmt: skip
-SIZES = [
-    *((cases, 200, 6) for cases in (10, 100, 1000, 10_000)),
-    *((300, steps, 6) for steps in (10, 100, 1000)),
-    *((300, 200, channels) for channels in (1, 10, 100)),
-    (10_000, 1000, 6),
-]
+QUANTITIES = ("fit (s)", "answer to 100 cases (s)", "memory (MiB)")
+SIZES = {
+    "cases": [(cases, 100, 3) for cases in (10, 100, 1000, 10_000)],
+    "steps": [(100, steps, 3) for steps in (10, 100, 1000, 10_000)],
+    "channels": [(100, 100, channels) for channels in (1, 10, 100)],
+}
 
 
 def views(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -61,13 +62,23 @@ def views(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def scale(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The records of every size, each from a process of its own."""
-    records = []
-    for size in SIZES:
-        command = [sys.executable, __file__, "one", "--size", *map(str, size)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        print(done.stdout, end="", flush=True)
-        records.append(json.loads(done.stdout))
+    """The records of every size, each from a process of its own; those in the output are kept."""
+    lines = options.output.read_text().splitlines() if options.output.exists() else []
+    records = [json.loads(line) for line in lines]
+    known = {(record["varied"], record["size"]) for record in records}
+    for varied, sizes in SIZES.items():
+        for size in sizes:
+            number = dict(zip(("cases", "steps", "channels"), size, strict=True))[varied]
+            if (varied, number) in known or number > options.most:
+                continue
+            command = [sys.executable, __file__, "one", "--size", *map(str, size)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            print(varied, done.stdout, end="", flush=True)
+            found = json.loads(done.stdout)
+            for quantity in QUANTITIES:
+                key = {"dataset": f"{varied} {number}", "classifier": quantity, "number": 0}
+                records.append(key | {"varied": varied, "size": number, "value": found[quantity]} | found)
+            options.output.write_text("".join(json.dumps(record) + "\n" for record in records))
     return records
 
 
@@ -75,18 +86,18 @@ def one(options: argparse.Namespace) -> list[dict[str, Any]]:
     """The record of one size."""
     torch.set_num_threads(1)
     cases, steps, channels = options.size
-    generator = np.random.default_rng(0)
-    series = list(generator.normal(size=(cases, steps, channels)).astype(np.float32))
-    split = SequenceSplit(series, np.arange(cases) % 2)
+    X = np.random.default_rng(0).standard_normal((cases, channels, steps), dtype=np.float32)
+    y = np.arange(cases) % 2
+    few = np.random.default_rng(0).standard_normal((20, 1, 10), dtype=np.float32)
+    AttentionClassifier(random_state=0, epochs=1).fit(few, np.arange(20) % 2)  # loads what is loaded once
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    found = fit_closed_form(split, 2, steps)
+    classifier = AttentionClassifier(random_state=0).fit(X, y)
     fitted = time.process_time()
-    found.module.predict(series[:100])
-    record = {
-        "cases": cases, "steps": steps, "channels": channels, "fit_seconds": round(fitted - started, 2),
-        "predict_seconds_of_100": round((time.process_time() - fitted) * 100 / min(cases, 100), 2),
-        "mebibytes": round((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024),
-    }  # fmt: skip
+    classifier.predict_proba(X[:100])
+    figures = (fitted - started, (time.process_time() - fitted) * 100 / min(cases, 100))
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    record = {"cases": cases, "steps": steps, "channels": channels}
+    record |= dict(zip(QUANTITIES, (*(round(figure, 2) for figure in figures), round(peak)), strict=True))
     print(json.dumps(record))
     return [record]
 
@@ -100,10 +111,11 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--most-cases", type=int, default=1000)
     parser.add_argument("--size", nargs=3, type=int, help="cases, steps and channels of ``one``")
+    parser.add_argument("--most", type=int, default=10_000, help="largest number of ``scale``")
     parser.add_argument("--data-root", help="folder of the archive's zip files")
     options = parser.parse_args()
     records = {"views": views, "scale": scale, "one": one}[options.what](options)
-    if options.output:
+    if options.output and options.what != "scale":
         options.output.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 

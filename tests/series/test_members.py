@@ -15,6 +15,7 @@ from kernel_attention.errors import InputError
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.series import SequenceSplit, make_loader
 from kernel_attention.series.augmentation import mix_series
+from kernel_attention.series.deadline import Deadline
 from kernel_attention.series.members import (
     automatic_batch_size,
     automatic_epochs,
@@ -182,7 +183,7 @@ def test_training_ends_when_its_patience_is_used_up():
 
 def test_training_ends_when_its_time_is_over_and_the_rate_falls_with_the_clock():
     made = settings(epochs=100_000, schedule="cosine")
-    member = train_member(made, split(), None, 3, 8, max_seconds=1.0)
+    member = train_member(made, split(), None, 3, 8, deadline=Deadline(1.0))
     assert 1 <= len(member.rows) < 100_000
     task = made_task(made, max_seconds=10.0)
     assert task._steps_by_clock(1000) == 0

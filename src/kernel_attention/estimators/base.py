@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -31,15 +30,14 @@ from kernel_attention.models.series_stem import Stem, View
 from kernel_attention.series import SequenceSplit, Standardizer, as_sequences
 from kernel_attention.series.augmentation import AugmentationName
 from kernel_attention.series.closed_form import ClosedForm, ClosedFormFit, fit_closed_form
+from kernel_attention.series.deadline import Deadline
 from kernel_attention.series.outputs import model_scale, require_in_range
 from kernel_attention.series.sequences import channel_names
 from kernel_attention.training.modes import in_plain_modes
 
 _OPTION = "attention__"
-_CLOSED_FORM_PART = 0.6  # of a time limit
+_CLOSED_FORM_PART = 0.7  # of the time that a fit may take
 _SHARES = tuple(share / 10 for share in range(1, 11))
-FEWEST_JUDGED = 20
-"""Training cases below which none is held out for probabilities or intervals."""
 
 
 class AttentionEstimator(TransformerMixin, BaseEstimator):
@@ -280,8 +278,8 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
             )
         if self.time_limit is not None:
             require_weight(time_limit=self.time_limit)
+        deadline = Deadline(None if self.time_limit is None else float(self.time_limit))
         self._require_trainer()
-        started = time.monotonic()
         earlier = self._earlier(split, num_outputs)
         scale = model_scale(earlier[0]) if earlier else Standardizer.fit(split.sequences)
         split = split.in_precision(scale.dtype)
@@ -292,8 +290,8 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         max_len = self._longest(sequences, self.max_len_ if earlier else self.max_len)
         with threads(self.n_jobs):
             plan = plan_members(self, split, validation, seeds, judges=self._can_judge(split))
-            closed = self._solve(split, num_outputs, max_len, seeds[0])
-            members, judged = train_members(self, plan, split, num_outputs, max_len, earlier, started)
+            closed = self._solve(split, num_outputs, max_len, seeds[0], deadline)
+            members, judged = train_members(self, plan, split, num_outputs, max_len, earlier, deadline)
         self._judge_parts(closed, split, judged)
         members = members[: self._count()]
         self.models_ = [member.model for member in members]
@@ -310,7 +308,9 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         self.best_epoch_ = members[0].best_epoch
         self.best_epochs_ = [member.best_epoch for member in members]
 
-    def _solve(self, split: SequenceSplit, num_outputs: int, max_len: int, seed: int) -> ClosedFormFit | None:
+    def _solve(
+        self, split: SequenceSplit, num_outputs: int, max_len: int, seed: int, deadline: Deadline
+    ) -> ClosedFormFit | None:
         """The closed form of the training cases; None where the parameter ``closed_form`` is False."""
         if not isinstance(self.closed_form, bool | np.bool_):
             raise InputError(f"closed_form={self.closed_form!r} must be True or False")
@@ -320,7 +320,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         def say(line: str) -> None:
             print(line, file=sys.stderr, flush=True)
 
-        limit = None if self.time_limit is None else _CLOSED_FORM_PART * self.time_limit
+        limit = _CLOSED_FORM_PART * deadline.left() if deadline.is_set else None
         return fit_closed_form(
             split, num_outputs, max_len, is_regression=is_regressor(self), seed=seed, max_seconds=limit,
             on_progress=say if self.verbose else None,
@@ -350,12 +350,13 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
             self.member_weight_ = self._weigh(own, outputs, torch.from_numpy(targets))
         else:  # nothing says which is better
             self.member_weight_ = 0.0 if self.calibrate else 0.5
-        self._judge(
-            [
-                (self._mixed(own, outputs), held_out)
-                for (own, outputs), (_, held_out) in zip(pairs, judged, strict=True)
-            ]
-        )
+        mixed = [
+            (self._mixed(own, outputs), held_out)
+            for (own, outputs), (_, held_out) in zip(pairs, judged, strict=True)
+        ]
+        if not mixed and self._can_judge(split):  # no time for a member that holds cases out
+            mixed = [(closed.left_out, split)]
+        self._judge(mixed)
 
     def _weigh(self, closed: Tensor, members: Tensor, targets: Tensor) -> float:
         """The share of the members with the smallest loss on held-out cases; 0 unless they are surely of use.

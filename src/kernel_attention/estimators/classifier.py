@@ -17,8 +17,8 @@ from torch.nn import functional
 from kernel_attention.analysis.predictive import has_samples, sampling
 from kernel_attention.containers import as_targets
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.estimators.base import FEWEST_JUDGED, AttentionEstimator
-from kernel_attention.estimators.ensemble import member_outputs
+from kernel_attention.estimators.base import AttentionEstimator
+from kernel_attention.estimators.ensemble import FEWEST_JUDGED, member_outputs
 from kernel_attention.estimators.parameters import refused_in_one_line
 from kernel_attention.series import SequenceSplit, as_sequences
 from kernel_attention.series.readout import fit_temperature
@@ -67,7 +67,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         max_len: longest sequence that the model takes whole; None: the longest training sequence.
         closed_form: whether least-squares SVMs on views of the series answer too: random convolutions, of the
             whole series and of its segments, competing kernels, quantiles of intervals, spectra and
-            covariances of the channels. They are solved in closed form. Members join them with the share that
+            covariances of the channels, and for up to 512 cases time-warped distances. They are solved in
+            closed form. Members, which then train on at most 4096 cases, join them with the share that
             held-out cases favour, ``member_weight_``. False: the members alone.
         n_estimators: members of the ensemble, which differ in their seeds. Their outputs are averaged.
         members: parameters of single members: a list of dicts, used in turn, such as
@@ -100,9 +101,11 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
             and the rest gives both; without a closed form, a single member has a second model for this.
             Fewer than 20 cases, or a class of one case, have temperature 1.
         class_weight: "balanced" gives all classes the same weight; a dict gives the weight of every label.
-        time_limit: seconds for the closed form, which then leaves views out, and for the training of all
-            members, whose schedule then follows the clock where that is ahead. What a member reads is
-            computed before, so that a fit to many long series takes longer.
+        time_limit: seconds of the clock for a fit. Every stage is timed on a few cases before: a view of the
+            closed form that would take too long has fewer kernels or is left out, members read a part of the
+            cases, and their schedule follows the clock where that is ahead. A member that fewer than 20
+            held-out cases could judge has no share. The first view and one step of every member are always
+            computed, and the first fit of a process also loads its libraries.
         missing: "error" refuses missing values (NaN, ``None``, ``pd.NA``, masked), "interpolate" fills them
             linearly within their case and channel.
         warm_start: whether ``fit`` continues the members of the last fit, with their scale and ``max_len_``,

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from kernel_attention.containers import as_targets
 from kernel_attention.errors import InputError
-from kernel_attention.estimators.base import FEWEST_JUDGED, AttentionEstimator
+from kernel_attention.estimators.base import AttentionEstimator
+from kernel_attention.estimators.ensemble import FEWEST_JUDGED
 from kernel_attention.estimators.parameters import refused_in_one_line
 from kernel_attention.series import SequenceSplit, as_sequences
 from kernel_attention.training.modes import in_plain_modes

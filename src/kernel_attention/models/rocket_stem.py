@@ -20,15 +20,21 @@ from kernel_attention.core.validation import require_positive
 from kernel_attention.tensors.pooling import pool_mask
 
 KERNEL_SIZE = 9
-
-_NUM_KERNELS = math.comb(KERNEL_SIZE, 3)
+NUM_KERNELS = math.comb(KERNEL_SIZE, 3)
 _NUM_DILATIONS = 8
 _NUM_THRESHOLDS = 48  # of every kernel, over all dilations
 _MOST_CHANNELS = 9  # that one kernel reads
 _SOFTNESS = 0.01  # width of a threshold, in deviations of what it divides
 _SMALLEST_DEVIATION = 1e-2  # of a feature, which lies in [0, 1]
-_FITTED_STEPS = 2**15  # that give the thresholds
+_FITTED_STEPS = 2**13  # that give the thresholds
+_CELLS_AT_ONCE = 2**19  # of convolved series: they stay near the processor
+_MOST_AT_ONCE = 32  # cases
 _GOLDEN_RATIO = (math.sqrt(5) + 1) / 2
+
+
+def cases_at_once(length: int) -> int:
+    """Series of so many steps that random convolutions are fast with, at a time."""
+    return min(max(_CELLS_AT_ONCE // (NUM_KERNELS * length), 1), _MOST_AT_ONCE)
 
 
 def dilations_of(max_len: int) -> list[int]:
@@ -76,14 +82,14 @@ class RocketStem(nn.Module):
         self.ramp: Callable[[Tensor], Tensor] = _ramp
         self.dilations = dilations_of(max_len)
         per_kernel = round(_NUM_THRESHOLDS / len(self.dilations))
-        shape = (len(self.dilations), _NUM_KERNELS, per_kernel)
+        shape = (len(self.dilations), NUM_KERNELS, per_kernel)
         self.num_features = math.prod(shape)
         for name, sizes in (
             ("channels", (*shape[:2], in_features)), ("thresholds", shape), ("slopes", shape[:2]),
             ("mean", (self.num_features,)), ("deviation", (self.num_features,)),
         ):  # fmt: skip
             self.register_buffer(name, torch.empty(sizes, **where))
-        self.register_buffer("taps", torch.empty(_NUM_KERNELS, KERNEL_SIZE, **where), persistent=False)
+        self.register_buffer("taps", torch.empty(NUM_KERNELS, KERNEL_SIZE, **where), persistent=False)
         self.linear = nn.Linear(self.num_features, embed_dim, **where)
         self._reset_kernels()
 
@@ -115,13 +121,16 @@ class RocketStem(nn.Module):
         for index in range(len(self.dilations)):
             y = self._convolved(x, index).mT
             y = y.flatten(0, 1) if attention_mask is None else y[attention_mask]
-            y = y[:: -(-len(y) // _FITTED_STEPS)].sort(dim=0).values
-            places = (quantiles * (len(y) - 1)).round().long()
-            self.thresholds[index] = y.mT.gather(1, places)
-            self.slopes[index] = 1 / (_SOFTNESS * y.std(dim=0, correction=0)).clamp_min(1e-6)
+            y = y[:: -(-len(y) // _FITTED_STEPS)].mT.contiguous()
+            places = (quantiles * (y.size(1) - 1)).round().long()
+            self.thresholds[index] = y.sort(dim=1).values.gather(1, places)
+            self.slopes[index] = 1 / (_SOFTNESS * y.std(dim=1, correction=0)).clamp_min(1e-6)
         self.mean.zero_()
         self.deviation.fill_(1.0)
-        features = self.features(x, attention_mask)
+        at_once = cases_at_once(x.size(1))
+        parts = [slice(start, start + at_once) for start in range(0, len(x), at_once)]
+        masks = [None if attention_mask is None else attention_mask[part] for part in parts]
+        features = torch.cat([self.features(x[part], mask) for part, mask in zip(parts, masks, strict=True)])
         if attention_mask is not None:
             features = features[pool_mask(attention_mask, self.patch_len)]
         deviation, mean = torch.std_mean(features.flatten(0, -2), dim=0, correction=0)
@@ -167,7 +176,7 @@ def _ramp(distance: Tensor) -> Tensor:
 
 def _kernels() -> Tensor:
     """All ways to place three taps of 2 among nine of -1, (K, 9)."""
-    kernels = torch.full((_NUM_KERNELS, KERNEL_SIZE), -1.0)
+    kernels = torch.full((NUM_KERNELS, KERNEL_SIZE), -1.0)
     for row, places in enumerate(itertools.combinations(range(KERNEL_SIZE), 3)):
         kernels[row, list(places)] = 2.0
     return kernels

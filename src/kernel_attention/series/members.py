@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -15,8 +14,11 @@ from kernel_attention.errors import InputError
 from kernel_attention.memory_limit import require_memory
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.series.batches import make_loader
+from kernel_attention.series.deadline import Deadline, now
+from kernel_attention.series.outputs import predict_outputs
 from kernel_attention.series.readout import fit_readout
 from kernel_attention.series.rocket_features import (
+    FITTED_CASES,
     OnFeatures,
     can_keep_features,
     fit_input,
@@ -36,6 +38,8 @@ _BATCH_SIZES = (8, 64)
 _STEPS = (1000, 1500)
 _TOKENS = 1_500_000  # that a model reads in training: a minute or two of one processor core
 _FEWEST_EPOCHS = 20
+_COPIES_PART = 0.4  # of the time that is left, for augmented copies of the features
+_SHORTEST = 1e-3  # seconds of training
 
 
 def automatic_batch_size(cases: int) -> int:
@@ -72,7 +76,8 @@ def train_member(
     max_len: int,
     *,
     is_regression: bool = False,
-    max_seconds: float = 0.0,
+    deadline: Deadline | None = None,
+    fitted_cases: int = FITTED_CASES,
     progress: bool = False,
     start: Mapping[str, Tensor] | None = None,
     watch: Callable[[list[dict[str, Any]]], bool] | None = None,
@@ -89,7 +94,8 @@ def train_member(
         num_outputs: classes, or values.
         max_len: longest sequence that the model takes.
         is_regression: whether the outputs are values.
-        max_seconds: end training after this time; 0 sets no limit.
+        deadline: training ends with the step that passes it; one step is always made.
+        fitted_cases: that set the thresholds of a rocket stem.
         progress: show a progress bar.
         start: weights and scale of the model before training; None: drawn anew, and the scale of the split.
         watch: called after every epoch with the figures of all epochs so far; True ends training.
@@ -109,20 +115,20 @@ def train_member(
     options = settings.encoder_options()
     with plain_modes(), private_generators(seed, training_device(settings.accelerator)):
         model = SequenceClassifier(split.sequences[0].shape[1], num_outputs, max_len, **options)
-        _start(model, split, start)
+        _start(model, split, start, fitted_cases)
         trained: SequenceClassifier | OnFeatures = model
         copies: list[list[np.ndarray]] = []
-        started = time.monotonic()
         features: Iterable[np.ndarray] = series_features(model, split.sequences)  # computed as they are read
         if can_keep_features(model, settings.mixup, split):
-            split, copies = training_features(model, split, settings.augmentation)
+            split, copies = training_features(
+                model, split, settings.augmentation, deadline and deadline.part(_COPIES_PART)
+            )
             held_out = None if held_out is None else split_features(model, held_out)
             settings = replace(settings, augmentation=[])
             trained, features = OnFeatures(model), split.sequences
         if settings.readout:
             fit_readout(model, features, split, is_regression)
-        if max_seconds:
-            max_seconds = max(max_seconds - (time.monotonic() - started), 0.1)
+        max_seconds = max(deadline.left(), _SHORTEST) if deadline is not None and deadline.is_set else 0.0
         task = TimeSeriesTask(trained, settings.train_settings(), settings, is_regression, max_seconds)
         fit(
             task,
@@ -137,10 +143,22 @@ def train_member(
     return Member(model.cpu().eval(), options, recorder.rows, recorder.best_epoch or len(recorder.rows))
 
 
-def _start(model: SequenceClassifier, split: SequenceSplit, start: Mapping[str, Tensor] | None) -> None:
+def seconds_of_case(settings: MemberSettings, split: SequenceSplit, num_outputs: int, max_len: int) -> float:
+    """Seconds in which a model of these settings answers for one series of this split, a long one."""
+    longest = max(split.sequences, key=len)[:max_len]
+    with plain_modes(), private_generators(settings.seed, training_device(settings.accelerator)):
+        model = SequenceClassifier(longest.shape[1], num_outputs, max_len, **settings.encoder_options())
+        started = now()
+        predict_outputs(model.eval(), [longest])
+    return now() - started
+
+
+def _start(
+    model: SequenceClassifier, split: SequenceSplit, start: Mapping[str, Tensor] | None, fitted_cases: int
+) -> None:
     """Set the scale of the training data and what the stem takes from it, or those of a trained model."""
     if start is None:
-        fit_input(model.encoder, split.sequences)
+        fit_input(model.encoder, split.sequences, fitted_cases)
         return
     try:
         model.load_state_dict(start)

@@ -10,27 +10,38 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.models import SequenceClassifier
-from kernel_attention.models.rocket_stem import RocketStem
+from kernel_attention.models.rocket_stem import RocketStem, cases_at_once
 from kernel_attention.models.sequence import SequenceEncoder
 from kernel_attention.series.augmentation import augment_unscaled
 from kernel_attention.series.batches import make_loader
+from kernel_attention.series.deadline import Deadline, now
 from kernel_attention.series.splits import SequenceSplit, Standardizer
 from kernel_attention.tensors.pooling import pool_mask
 
-_FITTED_CASES = 64  # that give thresholds and the scale of the features
-_CASES_AT_ONCE = 32
+FITTED_CASES = 64
+"""That give thresholds and the scale of the features."""
+_FITTED_STEPS = 2**18  # of longer series, fewer cases have so many
+_FEWEST_FITTED = 8
 _KEPT_BYTES = 128 * 2**20  # of the features of augmented copies
 _MOST_COPIES = 7
 _MOST_BYTES = 2**30  # of all features; beyond, every step computes its own
 
 
-def fit_input(encoder: SequenceEncoder, sequences: Sequence[np.ndarray]) -> None:
-    """Set the scale of the training sequences, (n_i, c) each, and the thresholds of a rocket stem."""
+def fit_input(
+    encoder: SequenceEncoder, sequences: Sequence[np.ndarray], fitted_cases: int = FITTED_CASES
+) -> None:
+    """Set the scale of the training sequences, (n_i, c) each, and the thresholds of a rocket stem.
+
+    The thresholds are those of ``fitted_cases`` of the sequences, evenly spaced.
+    """
     scale = Standardizer.fit(sequences)
     encoder.set_scale(torch.from_numpy(scale.mean), torch.from_numpy(scale.std))
     if isinstance(encoder.project, RocketStem):
-        places = np.linspace(0, len(sequences) - 1, min(len(sequences), _FITTED_CASES)).round().astype(int)
-        (batch,) = make_loader([sequences[place] for place in places], _FITTED_CASES)
+        fitted_cases = min(
+            len(sequences), fitted_cases, max(_FITTED_STEPS // max(map(len, sequences)), _FEWEST_FITTED)
+        )
+        places = np.linspace(0, len(sequences) - 1, fitted_cases).round().astype(int)
+        (batch,) = make_loader([sequences[place] for place in places], len(places))
         encoder.fit_stem(*batch.arguments)
 
 
@@ -63,16 +74,25 @@ class Features(NamedTuple):
 
 
 def training_features(
-    model: SequenceClassifier, split: SequenceSplit, augmentation: Sequence[str]
+    model: SequenceClassifier,
+    split: SequenceSplit,
+    augmentation: Sequence[str],
+    deadline: Deadline | None = None,
 ) -> Features:
     """Training data of ``OnFeatures``: the features of a split, and of up to seven augmented copies.
 
-    There are fewer copies where features are large: many cases need less augmentation.
+    There are fewer copies where features are large: many cases need less augmentation. No copy begins that
+    would take what is left until the deadline, if the last one is a measure.
     """
+    deadline = deadline or Deadline()
+    started = now()
     plain = split_features(model, split)
     size = sum(part.nbytes for part in plain.sequences)
     count = min(_KEPT_BYTES // size - 1, _MOST_COPIES) if augmentation else 0
-    copies = [list(series_features(model, split.sequences, augmentation)) for _ in range(count)]
+    copies: list[list[np.ndarray]] = []
+    while len(copies) < count and deadline.fits(now() - started):
+        started = now()
+        copies.append(list(series_features(model, split.sequences, augmentation)))
     return Features(plain, copies)
 
 
@@ -95,7 +115,7 @@ def series_features(
 ) -> Iterator[np.ndarray]:
     """The features of every series, (M_i, F) float16, a batch at a time."""
     encoder = model.encoder
-    for x, mask, *_ in make_loader(sequences, _CASES_AT_ONCE):
+    for x, mask, *_ in make_loader(sequences, cases_at_once(max(map(len, sequences)))):
         if augmentation:
             x = augment_unscaled(x, mask, augmentation, *encoder.scale_in(x.dtype))
         with torch.no_grad():

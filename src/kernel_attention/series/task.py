@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from torch.nn import functional as F
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.series.augmentation import augment, augment_unscaled, mix_series
 from kernel_attention.series.batches import Batch
+from kernel_attention.series.deadline import now
 from kernel_attention.series.rocket_features import OnFeatures
 from kernel_attention.series.settings import SeriesTraining
 from kernel_attention.training.settings import TrainSettings
@@ -138,7 +138,7 @@ class TimeSeriesTask(AveragedTask, SequenceTask):
         )
 
     def on_train_start(self) -> None:
-        self._started = time.monotonic()
+        self._started = now()
 
     def after_step(self) -> None:
         """Also end training where its time is over."""
@@ -147,7 +147,7 @@ class TimeSeriesTask(AveragedTask, SequenceTask):
             self.trainer.should_stop = True
 
     def _elapsed(self) -> float:
-        return 0.0 if self._started is None else time.monotonic() - self._started
+        return 0.0 if self._started is None else now() - self._started
 
     def _steps_by_clock(self, steps: int) -> int:
         """The step at which the schedule would be if it followed the clock alone."""

@@ -23,7 +23,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from kernel_attention.series.sorting import sorted_rows
+
 _TAPS = 9
+_KERNELS = math.comb(_TAPS, 3)
 _GOLDEN_RATIO = (5**0.5 + 1) / 2
 _STEEPNESS = 100.0  # slope of a threshold, in deviations of what it divides
 _MOST_DILATIONS = 8
@@ -42,6 +45,8 @@ class View(nn.Module):
     """Features of standardised series, (B, c, N) -> (B, F). ``fit`` sets what training data decide."""
 
     num_features: int
+    is_kernel = False
+    """Whether products of the features are a kernel as they are, so that none is divided by its deviation."""
 
     def fit(self, x: Tensor, generator: torch.Generator) -> None:
         """Draw and set the buffers from training series, (B, c, N)."""
@@ -118,6 +123,7 @@ class RandomConvolutions(Convolutions):
         length: N.
         num_thresholds: of all kernels and representations, about.
         segments: parts of the series, each with a share of its own.
+        num_kernels: how many of the 84, evenly spaced.
     """
 
     channel_weights: Tensor
@@ -126,12 +132,15 @@ class RandomConvolutions(Convolutions):
     taps: Tensor
     ramp: Callable[[Tensor], Tensor]
 
-    def __init__(self, channels: int, length: int, num_thresholds: int, segments: int = 1) -> None:
+    def __init__(
+        self, channels: int, length: int, num_thresholds: int, segments: int = 1, num_kernels: int = _KERNELS
+    ) -> None:
         super().__init__(length)
         segments = min(segments, length)
         self.edges = [round(place * length / segments) for place in range(segments + 1)]
         self.ramp = _ramp
-        self.register_buffer("taps", _kernels(), persistent=False)
+        chosen = torch.linspace(0, _KERNELS - 1, num_kernels, dtype=torch.float64).round().long()
+        self.register_buffer("taps", _kernels()[chosen], persistent=False)
         shape = (self.sets, len(self.taps), max(num_thresholds // (self.sets * len(self.taps)), 1))
         self.register_buffer("channel_weights", torch.zeros(*shape[:2], channels, dtype=torch.float32))
         self.register_buffer("thresholds", torch.zeros(shape, dtype=torch.float32))
@@ -150,7 +159,7 @@ class RandomConvolutions(Convolutions):
         places = places.reshape(self.thresholds.shape)
         for number in range(sets):
             values = self.convolved(x, number).transpose(0, 1).flatten(1)
-            values = values[:, :: -(-values.size(1) // _FITTED_STEPS)].sort(dim=1).values
+            values = sorted_rows(values[:, :: -(-values.size(1) // _FITTED_STEPS)])
             chosen = (places[number] * (values.size(1) - 1)).round().long()
             self.thresholds[number] = values.gather(1, chosen)
             deviation = values.std(dim=1, keepdim=True, correction=0).clamp_min(1e-6)
@@ -162,11 +171,12 @@ class RandomConvolutions(Convolutions):
 
     def read(self, y: Tensor, number: int) -> Tensor:
         """The shares of steps beyond every threshold: (B, K, N) -> (B, F / sets)."""
-        thresholds, slopes = self.thresholds[number].to(y), self.slopes[number].to(y)
+        slopes = self.slopes[number].to(y)
+        y = y * slopes[:, :1]  # that of all thresholds of a kernel
         parts = []
-        for threshold, slope in zip(thresholds.unbind(-1), slopes.unbind(-1), strict=True):
+        for threshold in (self.thresholds[number].to(y) * slopes).unbind(-1):
             # One threshold at a time: B K N Q numbers would not stay in the cache.
-            exceeding = self.ramp((y - threshold[:, None]) * slope[:, None])
+            exceeding = self.ramp(y - threshold[:, None])
             parts += [exceeding[..., a:b].mean(dim=-1) for a, b in itertools.pairwise(self.edges)]
         return torch.cat(parts, dim=1)
 
@@ -240,7 +250,7 @@ class IntervalQuantiles(View):
         parts = []
         for series, plan in zip((x, first, second, _amplitudes(x)), self.plan, strict=True):
             for start, stop, places in plan:
-                ordered = series[..., start:stop].sort(dim=-1).values
+                ordered = sorted_rows(series[..., start:stop])
                 parts.append(ordered[..., places].flatten(1))
         return torch.cat(parts, dim=1)
 
@@ -346,8 +356,8 @@ def _intervals(length: int, depth: int) -> list[tuple[int, int, Tensor]]:
 
 
 def _ramp(distance: Tensor) -> Tensor:
-    """How far a step exceeds a threshold, 0 to 1, from its distance in widths of the slope."""
-    return distance.clamp(0, 1)
+    """How far a step exceeds a threshold, 0 to 1, from its distance in widths of the slope; in place."""
+    return distance.clamp_(0, 1)
 
 
 def _ranks(sets: int, rows: int, channels: int, generator: torch.Generator) -> Tensor:
@@ -358,7 +368,7 @@ def _ranks(sets: int, rows: int, channels: int, generator: torch.Generator) -> T
 
 def _kernels() -> Tensor:
     """All ways to place three taps of 2 among nine of -1, (84, 9)."""
-    kernels = torch.full((math.comb(_TAPS, 3), _TAPS), -1.0, dtype=torch.float32)
+    kernels = torch.full((_KERNELS, _TAPS), -1.0, dtype=torch.float32)
     for row, places in enumerate(itertools.combinations(range(_TAPS), 3)):
         kernels[row, list(places)] = 2.0
     return kernels
