@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.metadata
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 from forked import Forks
@@ -28,3 +31,13 @@ def undrawn() -> Iterator[None]:
 
     with undrawn_pages():
         yield
+
+
+@pytest.fixture(scope="module")
+def mixer() -> Iterator[ModuleType]:
+    """The plugin ``token_mixer``; its mechanism is unknown again after the tests of a file."""
+    from kernel_attention.core.registry import MECHANISMS
+
+    module = importlib.import_module("kernel_attention_lab.token_mixer")
+    yield module
+    del MECHANISMS["token_mixer"], sys.modules[module.__name__]

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-
 import numpy as np
 import pytest
 import torch
 
-from kernel_attention.core.registry import MECHANISMS
 from kernel_attention.errors import InputError
 from kernel_attention_lab.data.tokens.sets import TokenData, TokenSplit, shifted_images
 from kernel_attention_lab.evidence import Cell, read_suite
-
-
-@pytest.fixture(scope="module")
-def mixer():
-    """The plugin; its mechanism is unknown again after the tests of this file."""
-    module = importlib.import_module("kernel_attention_lab.token_mixer")
-    yield module
-    del MECHANISMS["token_mixer"], sys.modules[module.__name__]
 
 
 def test_it_reads_places_and_compares_nothing(mixer):

@@ -299,7 +299,9 @@ def test_bad_arguments(refused, image_runs, here, options, message):
 
 
 def test_a_run_of_another_task(refused, trained):
-    assert "task time_series has no images to attack (accepted: task images)" in refused("attack", trained)
+    assert "task time_series has no images to attack (accepted: task images; task tokens with" in refused(
+        "attack", trained
+    )
 
 
 def test_a_transfer_from_other_data(refused, image_runs, here):

@@ -19,6 +19,8 @@ from kernel_attention_lab.runs import read_recipe
 from kernel_attention_lab.tasks import make_recipe
 from kernel_attention_lab.tasks.registry import recipe_class, task_names
 
+pytestmark = pytest.mark.usefixtures("mixer")  # the plugin of the suite places
+
 COMMITTED = Places(Path("runs"), Path(__file__).parents[3] / "results")
 CHANGED = {
     "embed_dim": 96, "num_heads": 6, "feedforward_dim": 77, "dropout": 0.35, "norm_first": True,

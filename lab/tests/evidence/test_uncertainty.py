@@ -12,7 +12,7 @@ from kernel_attention_lab.evidence.uncertainty import (
     uncertainty_differences,
     uncertainty_rows,
 )
-from kernel_attention_lab.robustness import Labelled, UncertainCases, uncertainty_figures
+from kernel_attention_lab.robustness import LabelledInputs, UncertainCases, uncertainty_figures
 
 N, UNSEEN, DISTINCT, CLASSES = 900, 300, 60, 5
 
@@ -21,7 +21,7 @@ def measured(seed, sharpness, methods):
     """The entry of an imaginary model whose probabilities are those of the targets, sharpened."""
     truth = np.random.default_rng(0).dirichlet(np.full(CLASSES, 0.4), N)
     targets = np.array([np.random.default_rng(n).choice(CLASSES, p=row) for n, row in enumerate(truth)])
-    known, corrupted = Labelled([], targets), Labelled([], targets[: 2 * DISTINCT])
+    known, corrupted = LabelledInputs([], targets), LabelledInputs([], targets[: 2 * DISTINCT])
     cases = UncertainCases(known, corrupted, [], distinct=DISTINCT)
     entry = {"cases": {"known": N, "corrupted": 2 * DISTINCT, "unseen": UNSEEN}, "methods": {}}
     for place, method in enumerate(methods):

@@ -16,7 +16,7 @@ from kernel_attention.models import VisionTransformer
 from kernel_attention.series.readout import fit_temperature
 from kernel_attention_lab.data.images.splits import ImageSplit
 from kernel_attention_lab.robustness import (
-    Labelled,
+    LabelledInputs,
     UncertainCases,
     answers_of,
     calibration_figures,
@@ -43,7 +43,7 @@ class Images(NamedTuple):
     @property
     def cases(self) -> UncertainCases:
         known, corrupted, validation = (
-            Labelled(PixelBatches(each.images), each.targets)
+            LabelledInputs(PixelBatches(each.images), each.targets)
             for each in (self.known, self.corrupted, self.validation)
         )
         return UncertainCases(known, corrupted, PixelBatches(self.unseen), validation, DISTINCT)

@@ -32,7 +32,7 @@ PRIMAL_DUAL = {
     "image": (0.2, 0.2, (39.23, 39.75, 38.87, 39.18, 39.18)),
     "pathfinder32": (0.2, 0.4, (72.72, 73.24, 74.00, 73.98, 73.01)),
 }
-SENTENCES = ("imdb", "sst2", "sst5")
+SENTENCES = ("imdb", "imdb_uncertainty", "sst2", "sst5")
 
 
 def recipe_of(name: str) -> TokenRecipe:

@@ -147,7 +147,7 @@ def train_members(
 
 
 class _Work(NamedTuple):
-    """What a member reads: as in its plan, or less of it, and the seconds that its predictions take."""
+    """The cases of a member, as in its plan or fewer, and the seconds that its predictions take."""
 
     kept: SequenceSplit
     held_out: SequenceSplit | None

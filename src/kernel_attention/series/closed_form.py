@@ -338,7 +338,7 @@ def _seconds_of(work: Callable[[], Any]) -> float:
 
 
 class _Scaled(NamedTuple):
-    """What the kernel of a view is of: features (x - mean) * factor have the mean squared length 1."""
+    """The scale of a view's features: (x - mean) * factor has the mean squared length 1."""
 
     mean: Tensor  # (F,)
     factor: Tensor  # (F,)

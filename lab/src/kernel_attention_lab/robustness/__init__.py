@@ -61,7 +61,7 @@ from kernel_attention_lab.robustness.protocols import (
     find_protocol,
 )
 from kernel_attention_lab.robustness.uncertainty import (
-    Labelled,
+    LabelledInputs,
     UncertainCases,
     answers_of,
     measure_uncertainty,
@@ -88,7 +88,7 @@ __all__ = [
     "CarliniWagner",
     "Clean",
     "ImageAttack",
-    "Labelled",
+    "LabelledInputs",
     "Noise",
     "NormalizedInputs",
     "PaperProtocol",

@@ -19,7 +19,7 @@ from kernel_attention_lab.robustness.corruptions import corrupted_images
 from kernel_attention_lab.robustness.image_attack import attacked_cases
 from kernel_attention_lab.robustness.out_of_distribution import out_of_distribution_scores
 from kernel_attention_lab.robustness.pixel_logits import PixelBatches
-from kernel_attention_lab.robustness.uncertainty import Labelled, UncertainCases
+from kernel_attention_lab.robustness.uncertainty import LabelledInputs, UncertainCases
 
 CORRUPTED_CASES = 500  # times 15 corruptions and 5 severities
 UNCERTAIN_CASES = {"known": 5000, "corrupted": 100, "unseen": 2500}
@@ -145,8 +145,8 @@ def uncertain_images(
     return found, absent
 
 
-def _labelled(split: ImageSplit) -> Labelled:
-    return Labelled(PixelBatches(split.images), split.targets)
+def _labelled(split: ImageSplit) -> LabelledInputs:
+    return LabelledInputs(PixelBatches(split.images), split.targets)
 
 
 def _corrupted_split(split: ImageSplit, cases: int, on_progress: OnProgress | None) -> tuple[ImageSplit, int]:

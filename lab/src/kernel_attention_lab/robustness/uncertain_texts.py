@@ -12,7 +12,7 @@ from kernel_attention_lab.data.texts.text import load_text
 from kernel_attention_lab.data.tokens.batches import padded_batch
 from kernel_attention_lab.data.tokens.sets import TokenSplit
 from kernel_attention_lab.robustness.image_attack import attacked_cases
-from kernel_attention_lab.robustness.uncertainty import Labelled, UncertainCases
+from kernel_attention_lab.robustness.uncertainty import LabelledInputs, UncertainCases
 from kernel_attention_lab.robustness.word_swap import swap_words
 
 TEXT_CASES = {"known": 5000, "corrupted": 500, "unseen": 2500}
@@ -72,8 +72,8 @@ def uncertain_texts(
     return found._replace(unseen=unseen.inputs), {}
 
 
-def labelled(split: TokenSplit) -> Labelled:
+def labelled(split: TokenSplit) -> LabelledInputs:
     """The cases of a split in their order."""
     starts = range(0, len(split), _BATCH)
     batches = [padded_batch(split, list(range(len(split)))[start : start + _BATCH]) for start in starts]
-    return Labelled([batch.arguments for batch in batches], split.targets)
+    return LabelledInputs([batch.arguments for batch in batches], split.targets)

@@ -35,7 +35,7 @@ Probabilities = dict[str, np.ndarray]
 """By set of cases, (n, k) each."""
 
 
-class Labelled(NamedTuple):
+class LabelledInputs(NamedTuple):
     """The cases of a set as a model takes them, and their classes (n,)."""
 
     inputs: Inputs
@@ -52,10 +52,10 @@ class UncertainCases(NamedTuple):
     distinct: the number of cases behind ``corrupted``.
     """
 
-    known: Labelled
-    corrupted: Labelled | None = None
+    known: LabelledInputs
+    corrupted: LabelledInputs | None = None
     unseen: Inputs | None = None
-    validation: Labelled | None = None
+    validation: LabelledInputs | None = None
     distinct: int = 0
 
     @property

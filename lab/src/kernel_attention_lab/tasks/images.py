@@ -185,7 +185,9 @@ class ImageExperiment(VisionExperiment):
     def uncertain_cases(
         self, seed: int, cases: int | None = None, on_progress: Callable[[str], object] | None = None
     ) -> tuple[UncertainCases, dict[str, str]]:
-        """See ``uncertain_images``; the images that chose the weights of ``seed`` choose the temperature."""
+        """``uncertain_images`` of the test split; the images that chose the weights of ``seed`` choose the
+        temperature.
+        """
         chosen = None if self.recipe.protocol == "paper" else central(self.split(seed)[1], self.size)
         return uncertain_images(
             self.whole_test, chosen, cases=cases, kept_size=self.recipe.kept_size, data_root=self.data_root,

@@ -208,7 +208,7 @@ class TokenExperiment(Experiment):
         )
 
     def uncertain_cases(self, seed: int, cases: int | None = None) -> tuple[UncertainCases, dict[str, str]]:
-        """See ``uncertain_texts``; the cases that chose the weights of ``seed`` choose the temperature.
+        """``uncertain_texts`` of the test split; what chose the weights of ``seed`` chooses the temperature.
 
         Raises:
             InputError: for a data set without words.
