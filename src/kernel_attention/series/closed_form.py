@@ -222,9 +222,8 @@ def fit_closed_form(
     sample = [split.sequences[place] for place in order[:MOST_REFERENCES].tolist()]
     if n > _MOST_ELASTIC:
         views = [name for name in views if name not in _ELASTIC]
-    whole = {
-        name: min(n / MOST_REFERENCES, 1.0) for name in _ELASTIC
-    }  # a part of the references: fewer cases
+    # Of fewer cases than references, elastic views have a part.
+    whole = dict.fromkeys(_ELASTIC, min(n / MOST_REFERENCES, 1.0))
     targets = torch.as_tensor(split.targets)
     wanted = targets.double().reshape(n, -1)
     if not is_regression:

@@ -74,6 +74,6 @@ def uncertain_texts(
 
 def labelled(split: TokenSplit) -> LabelledInputs:
     """The cases of a split in their order."""
-    starts = range(0, len(split), _BATCH)
-    batches = [padded_batch(split, list(range(len(split)))[start : start + _BATCH]) for start in starts]
-    return LabelledInputs([batch.arguments for batch in batches], split.targets)
+    cases = list(range(len(split)))
+    parts = (cases[start : start + _BATCH] for start in range(0, len(split), _BATCH))
+    return LabelledInputs([padded_batch(split, part).arguments for part in parts], split.targets)
