@@ -488,13 +488,14 @@ class Export(Command):
     As a program of torch.export or ONNX it is one file that runs without this package. See docs/export.md.
 
     Args:
-        run: run folder of a recipe of task language, tokens, images or time_series.
+        run: run folder of a recipe of task language, tokens, images or time_series; for a program also a
+            folder of transformers with a tokenizer, such as ``convert`` writes.
         path: new folder of the model, or new file of the program.
         to: hugging-face, torch or onnx.
         seed: seed of the model (default: the first of the run).
     """
 
-    usage = "export RUN PATH [--to hugging-face|torch|onnx]"
+    usage = "export RUN|MODEL PATH [--to hugging-face|torch|onnx]"
     summary = "write a trained model for Hugging Face transformers, torch.export or ONNX"
 
     run: Name

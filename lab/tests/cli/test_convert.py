@@ -98,3 +98,26 @@ def test_bad_input_is_one_line(refused, model, texts, tmp_path):
     assert "unknown attention mechanism 'liner'" in refused(*given, "--attention", "liner")
     assert "9" in refused(*given, "--layers", "9")
     assert "steps=-1" in refused(*given, "--steps", "-1")
+
+
+def test_the_folder_is_exported_as_a_program(cli, refused, here, model, texts):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    assert cli("convert", model, "--data", texts, "--output", "new", "--layers", "0", *QUICK)[0] == 0
+    code, said, _ = cli("export", "new", "new.onnx", "--to", "onnx")
+    assert (code, said) == (0, "written: new.onnx (texts of 1 to 512; pad shorter ones)\n")
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained("new").eval()
+    batch = transformers.AutoTokenizer.from_pretrained("new")(
+        ["a good film", "the plot is not short"], padding=True, return_tensors="pt"
+    )
+    session = onnxruntime.InferenceSession("new.onnx")
+    (logits,) = session.run(None, {name: batch[name].numpy() for name in ("input_ids", "attention_mask")})
+    with torch.no_grad():
+        expected = loaded(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-5)
+
+    assert "is a folder of transformers already" in refused("export", "new", "newer")
+    assert "has no seeds" in refused("export", "new", "new.pt2", "--to", "torch", "--seed", "1")
+    assert "file new.onnx: exists" in refused("export", "new", "new.onnx", "--to", "onnx")
+    for file in (here / "new").glob("*token*"):
+        file.unlink()
+    assert "transformers cannot open it" in refused("export", "new", "new.pt2", "--to", "torch")

@@ -186,10 +186,14 @@ def record_command(options: Record) -> int:
 
 def export_command(options: Export) -> int:
     """Write a run's model in the form of another library."""
-    from kernel_attention_lab.runs.export import export_run
+    from kernel_attention_lab.runs.export import export_model, export_run, is_model
     from kernel_attention_lab.runs.saved import load_run
 
-    takes = export_run(load_run(options.run), Path(options.path), format=options.to, seed=options.seed)
+    source, path = Path(options.run), Path(options.path)
+    if is_model(source):
+        takes = export_model(source, path, format=options.to, seed=options.seed)
+    else:
+        takes = export_run(load_run(options.run), path, format=options.to, seed=options.seed)
     print(f"written: {options.path}" + (f" ({takes})" if takes else ""))
     return 0
 

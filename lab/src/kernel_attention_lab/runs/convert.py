@@ -55,7 +55,7 @@ def convert_model(
     """
     _require_free(output)
     batches_of = _lines(data, texts)
-    whole, tokenizer = _open(model)
+    whole, tokenizer = open_model(model)
     body = getattr(whole, "base_model", whole)
     report = convert_attention(
         body,
@@ -96,8 +96,12 @@ def _lines(data: Path, count: int) -> list[str]:
     return found
 
 
-def _open(model: str) -> tuple[Any, Any]:
-    """The model in its own class, and its tokenizer."""
+def open_model(model: str) -> tuple[Any, Any]:
+    """The model in its own class, in evaluation mode, and its tokenizer.
+
+    Raises:
+        InputError: where transformers opens no model with a tokenizer there.
+    """
     with _quiet():
         try:
             config = transformers.AutoConfig.from_pretrained(model)

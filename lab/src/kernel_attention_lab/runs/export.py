@@ -58,6 +58,32 @@ def export_run(run: SavedRun, path: Path, *, format: str = "hugging-face", seed:
     return export_file(run, path, format=format, seed=seed)
 
 
+def is_model(folder: Path) -> bool:
+    """True of a folder that transformers wrote, and not a run."""
+    return (folder / "config.json").is_file() and not (folder / "config.yaml").exists()
+
+
+def export_model(folder: Path, path: Path, *, format: str, seed: int | None = None) -> str:
+    """Write the model of a folder of transformers, such as a converted one, as the file of a program.
+
+    Returns:
+        What the program takes, in a few words.
+
+    Raises:
+        InputError: for another format, a seed, a model that is not exported, and a file that exists.
+        RuntimeError: where an ONNX file does not compute what the model computes.
+    """
+    if format not in FORMATS:
+        raise unknown("format", format, FORMATS)
+    if format == "hugging-face":
+        raise InputError(f"model {folder}: is a folder of transformers already (accepted: --to torch, --to onnx)")
+    if seed is not None:
+        raise InputError(f"seed={seed}: the model {folder} has no seeds")
+    from kernel_attention_lab.runs.program_export import export_model_file
+
+    return export_model_file(folder, path, format=format)
+
+
 def _export_folder(run: SavedRun, folder: Path, seed: int | None) -> None:
     task = run.recipe.task_name
     if task not in _EXPORTS:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import UserError
 
 from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError, writing
@@ -28,6 +30,7 @@ _SEQUENCES = 3  # of the inputs that a program is traced and checked with
 _STEPS = 4
 _LARGEST_ERROR = 16.0
 """In units of the model's rounding error; two right orders of the same sums differ by a few."""
+_LONGEST_TEXT = 512
 
 
 def export_file(run: SavedRun, file: Path, *, format: str, seed: int | None = None) -> str:
@@ -40,57 +43,96 @@ def export_file(run: SavedRun, file: Path, *, format: str, seed: int | None = No
         RuntimeError: where the ONNX file does not compute what the model computes.
     """
     task = run.recipe.task_name
-    if file.exists():
-        raise InputError(f"file {file}: exists (accepted: a new file)")
+    _require_new(file)
     if task != "language" and task not in _INPUTS:
         raise InputError(
             f"run {run.folder}: task {task} is not exported (accepted: {', '.join([*_INPUTS, 'language'])})"
         )
     model = run.model(seed)
-    inputs: tuple[Tensor, ...] = ()
     if task == "language":
-        program, remark = export_step(model), "one step of decoding; the state before the first token is zero"
+        remark = "one step of decoding; the state before the first token is zero"
+        text = torch.randint(model.vocabulary_size, (_SEQUENCES, min(_STEPS, model.max_len)))
+        program, measure = export_step(model), partial(onnx_step_error, model=model, text=text)
     else:
         inputs = _INPUTS[task](model, run.facts)
         program = export_program(model, *inputs)
-        lengths = program_lengths(program)
-        remark = "any number of images"
-        if lengths is not None:
-            remark = f"sequences of {lengths[0]} to {lengths[1]}; pad shorter ones"
-    facts = _facts(run, remark)
-    if format == "onnx":
-        content = onnx_bytes(program, facts)
-        if task == "language":
-            text = torch.randint(model.vocabulary_size, (_SEQUENCES, min(_STEPS, model.max_len)))
-            error = onnx_step_error(content, model, text)
-        else:
-            error = onnx_error(content, model, *inputs)
-        if not error <= _LARGEST_ERROR:
-            raise RuntimeError(f"the ONNX file is {error:.3g} rounding errors from the model")
-        _write(file, lambda part: part.write(content))
-    else:
+        remark, measure = _takes(program, "sequences"), _distance(model, *inputs)
+    names = [str(name) for name in run.facts.get("class_names") or []]
+    recipe: Any = run.recipe
+    facts = {"task": task, "dataset": recipe.dataset, "class_names": json.dumps(names), "takes": remark}
+    _write_program(program, file, format, facts, measure)
+    return remark
+
+
+def export_model_file(folder: Path, file: Path, *, format: str) -> str:
+    """``export_file`` of a folder of transformers with a tokenizer, whose model has layers of ours or not.
+
+    The program takes texts up to the model's length, and up to 512 tokens.
+
+    Raises:
+        InputError: also for a folder without a tokenizer, and a model that torch.export cannot trace.
+    """
+    from kernel_attention_lab.runs.convert import open_model
+
+    _require_new(file)
+    model, tokenizer = open_model(str(folder))
+    places = getattr(model.config, "max_position_embeddings", _LONGEST_TEXT)
+    mask = _mask(_SEQUENCES, min(_LONGEST_TEXT, places, tokenizer.model_max_length)).long()
+    tokens = torch.randint(model.config.vocab_size, mask.shape)
+    try:
+        program = export_program(model, tokens, mask)
+    except (RuntimeError, UserError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(
+            f"model {folder}: torch.export cannot trace {type(model).__name__} ({reason}); "
+            "kernel_attention.hosts.exporting.export_program takes a part of it"
+        ) from error
+    remark = _takes(program, "texts")
+    names = [str(name) for name in (model.config.id2label or {}).values()]
+    facts = {"model": type(model).__name__, "class_names": json.dumps(names), "takes": remark}
+    _write_program(program, file, format, facts, _distance(model, tokens, mask))
+    return remark
+
+
+def _require_new(file: Path) -> None:
+    if file.exists():
+        raise InputError(f"file {file}: exists (accepted: a new file)")
+
+
+def _takes(program: torch.export.ExportedProgram, cases: str) -> str:
+    lengths = program_lengths(program)
+    return "any number of images" if lengths is None else f"{cases} of {lengths[0]} to {lengths[1]}; pad shorter ones"
+
+
+def _distance(model: Any, *inputs: Tensor) -> Callable[[bytes], float]:
+    return lambda content: onnx_error(content, model, *inputs)
+
+
+def _write_program(
+    program: torch.export.ExportedProgram,
+    file: Path,
+    format: str,
+    facts: dict[str, str],
+    measure: Callable[[bytes], float],
+) -> None:
+    """Write the program with facts that a reader of the file needs; ``measure`` is the error of a file of ONNX."""
+    facts = {"kernel_attention": __version__, **facts}
+    if format == "torch":
         _write(
             file, lambda part: torch.export.save(program, part, extra_files={"facts.json": json.dumps(facts)})
         )
-    return remark
+        return
+    content = onnx_bytes(program, facts)
+    error = measure(content)
+    if not error <= _LARGEST_ERROR:
+        raise RuntimeError(f"the ONNX file is {error:.3g} rounding errors from the model")
+    _write(file, lambda part: part.write(content))
 
 
 def _write(file: Path, write: Callable[[Any], object]) -> None:
     with writing(f"file {file}"):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, write)
-
-
-def _facts(run: SavedRun, remark: str) -> dict[str, str]:
-    """Facts that a reader of the file needs, as texts."""
-    recipe: Any = run.recipe
-    return {
-        "kernel_attention": __version__,
-        "task": recipe.task_name,
-        "dataset": recipe.dataset,
-        "class_names": json.dumps([str(name) for name in run.facts.get("class_names") or []]),
-        "takes": remark,
-    }
 
 
 def _time_series(model: Any, facts: dict[str, Any]) -> tuple[Tensor, Tensor]:
