@@ -29,7 +29,7 @@ def decisions(root):
 def test_without_records_nothing_is_decided(tmp_path):
     found = decisions(tmp_path)
     assert len(found) == 8 + 1 + 4 + 3 + 1 + 1
-    assert {row[2] for row in found.values()} == {NOT_YET}
+    assert {row[0] for row in found.values()} == {NOT_YET}
     assert all(row[3].startswith("[nothing yet](") for row in found.values())
 
 
@@ -41,7 +41,7 @@ def test_the_rows_within_a_point_of_the_best_are_taken(tmp_path):
             write(tmp_path, "abilities", row, "mqar", seed, accuracy=0.1, accuracy_length_512_items_64=value)
     row = decisions(tmp_path)["many keys, each asked for by name (associative recall)"]
     assert row == [
-        "length 512, items 64", "2 min", "`softmax`, `sparse`",
+        "`softmax`, `sparse`", "length 512, items 64", "2 min",
         "[softmax 98.0, sparse 97.2, linear 50.0 %, 2 seeds](../abilities.md#multi-query-associative-recall)",
     ]  # fmt: skip
 
@@ -50,10 +50,10 @@ def test_one_seed_and_one_row(tmp_path):
     write(tmp_path, "equal_time", "softmax", "Image", accuracy=0.3)
     name = "images as pixels, as many steps as the time allows"
     assert decisions(tmp_path)[name] == [
-        "1,024 tokens", "40 min", NOT_YET, "[softmax 30.0 %, 1 seed](../equal-time.md#image)"
+        NOT_YET, "1,024 tokens", "40 min", "[softmax 30.0 %, 1 seed](../equal-time.md#image)"
     ]  # fmt: skip
     write(tmp_path, "equal_time", "linear", "Image", accuracy=0.4)
-    assert decisions(tmp_path)[name][2] == "`linear` (by one seed)"
+    assert decisions(tmp_path)[name][0] == "`linear` (by one seed)"
 
 
 def test_a_smaller_perplexity_is_better(tmp_path):
@@ -61,7 +61,8 @@ def test_a_smaller_perplexity_is_better(tmp_path):
         write(tmp_path, "kernel_pca_ptb", "symmetric", "PTB", seed, perplexity=130.0)
         write(tmp_path, "kernel_pca_ptb", "rpc_first_layer", "PTB", seed, perplexity=132.0)
     row = decisions(tmp_path)["text, word by word"]
-    assert row[2:] == ["`symmetric`", "[symmetric 130.0, rpc_first_layer 132.0, 2 seeds](../reproduction.md)"]
+    assert row[0] == "`symmetric`"
+    assert row[3:] == ["[symmetric 130.0, rpc_first_layer 132.0, 2 seeds](../reproduction.md)"]
 
 
 def test_every_task_has_a_line_and_every_link_a_heading(tmp_path):

@@ -37,8 +37,8 @@ def draw_figure(spec: Mapping[str, Any], observations: Observations) -> str | No
         band: the opacity of the range over the seeds, 0 for none.
         panel: the expression whose values have a panel each; ``free`` panels have axes of their own.
         axes: ``xlabel``, ``ylabel``, ``ylim``, ``title`` and so on of matplotlib.
-        height, log, ticks, whole, fewest: of a panel; its logarithmic axes (``x``, ``y``, ``xy``); x's values
-            are ticks; whole numbers; the least number of points of a line.
+        height, width, log, ticks, whole, fewest: of a panel; its logarithmic axes (``x``, ``y``, ``xy``); x's
+            values are ticks; whole numbers; the least number of points of a line.
     """
     kinds = {"lines": _lines, "ranks": _ranks}
     if where := spec.get("where"):
@@ -130,7 +130,7 @@ def _lines(spec: Mapping[str, Any], observations: Observations) -> Figure | None
         if spec.get("free"):
             figure, axes = free_panels(len(curves))
         else:
-            figure, axes = panel_grid(len(curves), spec.get("height", 3.6))
+            figure, axes = panel_grid(len(curves), spec.get("height", 3.6), spec.get("width", 6.8))
         for axis, ((panel,), found) in zip(axes, curves.items(), strict=True):
             for line, drawn in found.items():
                 label = fill(spec.get("label", line), lines[line])

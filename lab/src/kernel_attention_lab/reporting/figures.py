@@ -54,6 +54,8 @@ STYLE: dict[str, Any] = {
     "ytick.labelcolor": INK,
 }
 
+_ENTRY, _LETTER = 0.71, 0.065  # inches of a legend: a line with its spaces, and a letter
+
 
 @contextmanager
 def report_style() -> Iterator[None]:
@@ -73,11 +75,11 @@ def ordered_colors(count: int) -> list[Any]:
     return list(matplotlib.colormaps["viridis"](np.linspace(0.05, 0.82, count)))
 
 
-def panel_grid(panels: int, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure of panels with common axes, at most three in a row; one panel is not stretched to the page."""
+def panel_grid(panels: int, height: float, width: float = 6.8) -> tuple[Figure, list[Axes]]:
+    """A figure of panels with common axes, at most three in a row; one panel has its own ``width``."""
     columns = min(panels, 3) if panels != 4 else 2
     rows = -(-panels // columns)
-    figure = Figure(figsize=(6.8 if columns == 1 else 10.4, height * rows))
+    figure = Figure(figsize=(width if columns == 1 else 10.4, height * rows))
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel().tolist()
     for unused in axes[panels:]:
         unused.remove()
@@ -114,9 +116,12 @@ def legend_below(figure: Figure, axis: Axes) -> None:
     """One legend for all panels, in rows below them."""
     handles, labels = axis.get_legend_handles_labels()
     if handles:
-        rows = -(-len(handles) // 6)
-        # Long enough for a dashed line to be told from a whole one.
+        width = float(figure.get_figwidth())
+        wide = [_ENTRY + _LETTER * len(label) for label in labels]
+        fitting = len(wide) if sum(wide) < width else max(int(width / max(wide)), 1)
+        rows = -(-len(handles) // min(fitting, 6))
         columns = -(-len(handles) // rows)
+        # Long enough for a dashed line to be told from a whole one.
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=3.2)
 
 

@@ -76,7 +76,9 @@ def export_model(folder: Path, path: Path, *, format: str, seed: int | None = No
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
     if format == "hugging-face":
-        raise InputError(f"model {folder}: is a folder of transformers already (accepted: --to torch, --to onnx)")
+        raise InputError(
+            f"model {folder}: is a folder of transformers already (accepted: --to torch, --to onnx)"
+        )
     if seed is not None:
         raise InputError(f"seed={seed}: the model {folder} has no seeds")
     from kernel_attention_lab.runs.program_export import export_model_file

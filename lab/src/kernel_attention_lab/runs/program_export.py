@@ -49,6 +49,7 @@ def export_file(run: SavedRun, file: Path, *, format: str, seed: int | None = No
             f"run {run.folder}: task {task} is not exported (accepted: {', '.join([*_INPUTS, 'language'])})"
         )
     model = run.model(seed)
+    measure: Callable[[bytes], float]
     if task == "language":
         remark = "one step of decoding; the state before the first token is zero"
         text = torch.randint(model.vocabulary_size, (_SEQUENCES, min(_STEPS, model.max_len)))
@@ -67,7 +68,7 @@ def export_file(run: SavedRun, file: Path, *, format: str, seed: int | None = No
 def export_model_file(folder: Path, file: Path, *, format: str) -> str:
     """``export_file`` of a folder of transformers with a tokenizer, whose model has layers of ours or not.
 
-    The program takes texts up to the model's length, and up to 512 tokens.
+    The program takes texts as long as the model's, and up to 512 tokens.
 
     Raises:
         InputError: also for a folder without a tokenizer, and a model that torch.export cannot trace.
@@ -85,7 +86,7 @@ def export_model_file(folder: Path, file: Path, *, format: str) -> str:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise InputError(
             f"model {folder}: torch.export cannot trace {type(model).__name__} ({reason}); "
-            "kernel_attention.hosts.exporting.export_program takes a part of it"
+            "in Python, kernel_attention.hosts.exporting.export_program exports a part of it"
         ) from error
     remark = _takes(program, "texts")
     names = [str(name) for name in (model.config.id2label or {}).values()]
@@ -101,7 +102,11 @@ def _require_new(file: Path) -> None:
 
 def _takes(program: torch.export.ExportedProgram, cases: str) -> str:
     lengths = program_lengths(program)
-    return "any number of images" if lengths is None else f"{cases} of {lengths[0]} to {lengths[1]}; pad shorter ones"
+    return (
+        "any number of images"
+        if lengths is None
+        else f"{cases} of {lengths[0]} to {lengths[1]}; pad shorter ones"
+    )
 
 
 def _distance(model: Any, *inputs: Tensor) -> Callable[[bytes], float]:
@@ -115,7 +120,7 @@ def _write_program(
     facts: dict[str, str],
     measure: Callable[[bytes], float],
 ) -> None:
-    """Write the program with facts that a reader of the file needs; ``measure`` is the error of a file of ONNX."""
+    """Write the program with facts that its reader needs; ``measure`` gives the error of a file of ONNX."""
     facts = {"kernel_attention": __version__, **facts}
     if format == "torch":
         _write(
