@@ -183,8 +183,8 @@ def test_a_row_that_is_not_known_is_refused(root, make_record):  # noqa: F811
 def test_the_page_says_first_what_the_comparisons_found(root):
     (_, line, _) = draw(PAGE, root, "found")[0]["found"]
     # The differences with arrows in the table of these records.
-    assert "8 comparisons of 4 small vision transformers with their baselines have found these diff" in line
-    assert "better are rpc, 4 iterations, first layer (FGSM); worse are symmetric (FGSM). " in line
+    assert "8 comparisons of 4 small vision transformers with their baselines found " in line
+    assert "found *rpc, 4 iterations, first layer* (FGSM) better, *symmetric* (FGSM) worse. " in line
     assert "We have found no other difference so far." in line
     for name in ("rpc_first_layer-1", "symmetric-1"):
         (root / RECORDS / f"{name}.json").unlink()
