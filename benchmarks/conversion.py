@@ -46,6 +46,7 @@ ROWS: dict[str, dict[str, Any]] = {
     },
     "ridge": {"spec": "ridge"},
     "random": {"spec": {"linear": HEDGEHOG}, "start": "random"},
+    "fitted": {"spec": {"linear": HEDGEHOG}, "start": "fitted"},
     "last_3_hedgehog": {"spec": {"linear": HEDGEHOG}, "end_to_end": 100, "last": 3},
 }
 RAW: dict[str, Any] = {
@@ -328,7 +329,7 @@ def predict(out: Path) -> list[dict[str, Any]]:
     cells = []
     for name in ROWS:
         for row in records.get(f"{name}-0", {"rows": []})["rows"]:
-            if row["stage"] != "alone" or name == "random":
+            if row["stage"] != "alone" or ROWS[name].get("start"):
                 continue
             # linear and ridge attention have the 32 features of a head; hedgehog has 64
             rank = 16 if name.endswith("16") else 32

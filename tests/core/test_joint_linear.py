@@ -47,10 +47,12 @@ def test_autocast_decides_the_precision_as_in_the_calls():
     assert maps[1].weight.grad.dtype == torch.float32
 
 
-def test_it_takes_the_place_of_plain_calls_on_accelerators_only():
+def test_it_takes_the_place_of_plain_calls_on_accelerators_and_where_it_is_asked_for():
     layer, x = create_attention("softmax", embed_dim=6, num_heads=2, device="meta"), torch.empty(2, 3, 6)
     maps = layer.q_proj, layer.k_proj, layer.v_proj
     assert can_join(x.to("meta"), *maps)
+    assert not can_join(x.to("meta")[:0], *maps)
     assert not can_join(x, *maps)
+    assert can_join(x, *maps, on_cpu=True)
     layer.k_proj.register_forward_hook(lambda *_: None)
     assert not can_join(x.to("meta"), *maps)

@@ -54,15 +54,19 @@ def why_not_by_weight(layer: nn.Module, *names: str) -> str | None:
     return None
 
 
-def can_join(x: Tensor, *linear: nn.Linear) -> bool:
-    """True where ``joint_linear`` may take the place of the modules' calls, and saves launches."""
+def can_join(x: Tensor, *linear: nn.Linear, on_cpu: bool = False) -> bool:
+    """True where ``joint_linear`` may take the place of the modules' calls, and saves time.
+
+    Launches are what it saves. A CPU gains nothing, unless what follows does, ``on_cpu``.
+    """
     return (
-        x.device.type != "cpu"
+        (on_cpu or x.device.type != "cpu")
         and type(x) is Tensor
         and not torch.compiler.is_compiling()
+        and x.size(0) > 0  # passes over no sequences have shapes that are not known
         and only_formulas() is None
-        and len({(each.bias is None, each.weight.dtype) for each in linear}) == 1
         and all(map(is_plain, linear))
+        and len({(each.bias is None, each.weight.dtype) for each in linear}) == 1
     )
 
 

@@ -103,9 +103,9 @@ class QueryKeyValueAttention(AttentionLayer):
     def _maps(self) -> list[nn.Linear]:
         return [part for part in (self.q_proj, self.k_proj, self.v_proj) if part is not None]
 
-    def is_joint(self, x: Tensor) -> bool:
-        """True where one product gives queries, keys and values of x in fewer launches."""
-        return can_join(x, *self._maps())
+    def is_joint(self, x: Tensor, *, on_cpu: bool = False) -> bool:
+        """True where one product gives queries, keys and values of x sooner; ``on_cpu``: also there."""
+        return can_join(x, *self._maps(), on_cpu=on_cpu)
 
     def joint_projection(self, x: Tensor) -> Tensor:
         """Queries, keys (where they are not the queries) and values side by side, (B, N, 3 d)."""

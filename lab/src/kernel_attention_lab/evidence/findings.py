@@ -47,12 +47,18 @@ def suite_records(suite: Suite, places: Places) -> dict[str, dict[str, dict[int,
 
 
 def figures_of(records: dict[str, dict[str, dict[int, ResultRecord]]], metric: str) -> Measured:
-    """A figure of these records, where they have it, with the answers behind an accuracy."""
+    """A figure of these records, where they have it, with the answers behind an accuracy.
+
+    ``train_seconds`` is what the training took.
+    """
     found: Measured = {}
     for row, columns in records.items():
         found[row] = {}
         for column, by_seed in columns.items():
-            figures = {seed: record.single_figures for seed, record in by_seed.items()}
+            figures = {
+                seed: record.single_figures | {"train_seconds": record.budget.get("seconds")}
+                for seed, record in by_seed.items()
+            }
             cell = {
                 seed: evaluation_figure(each, metric)
                 for seed, each in figures.items()

@@ -37,14 +37,18 @@ def start_layer(
 
 
 def _fit_scores(plan: PlannedLayer, calls: Sequence[AttentionCall], seed: int) -> None:
-    """The nested objective against the old attention, on as many sequences as ``_MOST_ATTENTION`` allows."""
+    """The old attention's truncated SVD between the features' spans, by the mean Gram matrices of sequences.
+
+    There are as many sequences as ``_MOST_ATTENTION`` allows. The descent of each sequence's own objective
+    from there would take minutes, and leaves no more after the transfer.
+    """
     x, real = _sequences(plan, calls)
     like = plan.host
     teacher = create_attention("softmax", like.embed_dim, like.num_heads, bias=like.bias)
     carry(teacher.to(x.device, x.dtype), like.sources)
     names = ("rank", "feature_map", "normalize")
     options: dict[str, Any] = {name: plan.layer.option_value(name) for name in names}
-    fitted = primal_values_from_softmax(teacher, x, attention_mask=real, seed=seed, **options)
+    fitted = primal_values_from_softmax(teacher, x, attention_mask=real, steps=0, seed=seed, **options)
     plan.layer.load_state_dict(fitted.layer.state_dict())
 
 

@@ -14,7 +14,7 @@ from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
 from kernel_attention.mechanisms.linear.engines.fla import ENGINES, LinearCall
-from kernel_attention.mechanisms.linear.engines.gpu import has_linear_pass, linear_pass
+from kernel_attention.mechanisms.linear.engines.joint import has_linear_pass, linear_pass
 from kernel_attention.mechanisms.linear.kernel import LinearKernel
 from kernel_attention.tensors.features.feature_maps import FeatureMapSpec, frobenius, named_feature_map
 from kernel_attention.tensors.packing import PackedSequences
@@ -93,7 +93,7 @@ class LinearAttention(QueryKeyValueAttention):
         is_self: bool,
         as_matrix: bool = False,
     ) -> Iterator[Tensor]:
-        """The outputs of all heads, (B, h, N, p); on an accelerator in few launches."""
+        """The outputs of all heads, (B, h, N, p), by one product and one pass where these save time."""
         kernel = self.kernel
         if not as_matrix and self.sequence_group is None:
             call = self._call(x, is_causal, is_whole=source is x and mask is None)
@@ -103,7 +103,9 @@ class LinearAttention(QueryKeyValueAttention):
                 yield engine.attend(call._replace(heads=heads)).transpose(1, 2)
                 return
         is_few = self.impl == AUTO and source is x and not as_matrix and self.sequence_group is None
-        if is_few and has_linear_pass(kernel.feature_map) and self.is_joint(x):
+        # A CPU gains by the pass where it is causal, and else by its backward pass from the weights' sums.
+        on_cpu = is_causal or (kernel.normalize and torch.is_grad_enabled())
+        if is_few and has_linear_pass(kernel.feature_map) and self.is_joint(x, on_cpu=on_cpu):
             z = self.joint_projection(x)
             z = z.unflatten(-1, (3, self.num_heads, -1))
             yield linear_pass(z, kernel.feature_map, kernel.normalize, mask, is_causal).transpose(1, 2)

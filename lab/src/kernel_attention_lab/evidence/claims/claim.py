@@ -34,9 +34,9 @@ class Claim:
         tests: node ids of the tests that hold it, ``FILE::NAME``.
         corrected: the change with which the claim is true, or what the tests show in its place.
         compare: comparisons of trained models: ``suite`` (and ``protocol``), ``rows`` with the baseline of
-            each, ``columns`` (all that have records) and ``metric`` (the suite's). With ``robustness: true``
-            the columns are attacks. ``among`` names the columns whose p values are adjusted together; with
-            ``relative: true`` differences are in per cent of the baseline.
+            each, ``columns`` (all that have records) and ``metric`` (the suite's), of which ``train_seconds``
+            is one. With ``robustness: true`` the columns are attacks. ``among`` names the columns whose p
+            values are adjusted together; with ``relative: true`` differences are in per cent of the baseline.
         expects: how the rows differ from their baselines by the claim.
         margin: of ``alike``: the largest difference that the claim allows.
         bench: ratios of two contenders: ``bench`` (the record), ``contender``, ``beside``, ``at`` (the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernel_attention.mechanisms.linear.engines.gpu import linear_pass
+from kernel_attention.mechanisms.linear.engines.joint import linear_pass
 from kernel_attention.mechanisms.linear.functional import linear_attention
 from kernel_attention.tensors.features.feature_maps import cosine, elu, identity, relu
 
