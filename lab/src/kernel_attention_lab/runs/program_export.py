@@ -89,8 +89,9 @@ def export_model_file(folder: Path, file: Path, *, format: str) -> str:
             "in Python, kernel_attention.hosts.exporting.export_program exports a part of it"
         ) from error
     remark = _takes(program, "texts")
-    names = [str(name) for name in (model.config.id2label or {}).values()]
-    facts = {"model": type(model).__name__, "class_names": json.dumps(names), "takes": remark}
+    kind = type(model).__name__
+    names = list(model.config.id2label.values()) if "Classification" in kind else []
+    facts = {"model": kind, "class_names": json.dumps(names), "takes": remark}
     _write_program(program, file, format, facts, _distance(model, tokens, mask))
     return remark
 
