@@ -236,7 +236,7 @@ def measure(minilm: MiniLM, row: str, seed: int) -> Iterator[dict[str, Any]]:
             mixed = [*minilm.layers[: 6 - size], *layers[6 - size :]]
             yield {**shared, "stage": name, "last": size, **minilm.figures(mixed, size), **more}
 
-    if seed == 0 and last == 6:
+    if seed == 0 and last == 6 and start != "fitted":
         model = copy.deepcopy(minilm.model)
         torch.manual_seed(seed)
         ka.convert_attention(model, where, data[:2], start=start, steps=0, lengths=())
