@@ -64,6 +64,15 @@ def test_articles_that_are_not_there_are_said(tmp_path):
     assert "ptb" in absent["unseen"]
 
 
+def test_articles_shorter_than_one_text_are_said(articles):
+    texts, vocabulary = [f"{text} " * 9 for text in TEXTS], WordVocabulary.from_text(" ".join(TEXTS))
+    cases, absent = uncertain_texts(
+        texts, TARGETS, lambda texts, targets: encode_texts(texts, targets, vocabulary), data_root=articles
+    )
+    assert cases.unseen is None
+    assert absent["unseen"] == "ptb has 32 words here, and a known text 54"
+
+
 def test_a_run_of_reviews(tmp_path, articles):
     root = make_tokens(articles)
     attention = ["softmax", {"kernel_gp": {"rank": 3}}]

@@ -105,7 +105,7 @@ class QueryKeyValueAttention(AttentionLayer):
 
     def is_joint(self, x: Tensor, *, on_cpu: bool = False) -> bool:
         """True where one product gives queries, keys and values of x sooner; ``on_cpu``: also there."""
-        return can_join(x, *self._maps(), on_cpu=on_cpu)
+        return (on_cpu or x.device.type != "cpu") and can_join(x, *self._maps(), on_cpu=on_cpu)
 
     def joint_projection(self, x: Tensor) -> Tensor:
         """Queries, keys (where they are not the queries) and values side by side, (B, N, 3 d)."""

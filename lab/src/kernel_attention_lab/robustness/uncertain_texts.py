@@ -67,6 +67,8 @@ def uncertain_texts(
     words = [word for word in f"{elsewhere.validation} {elsewhere.test}".split() if word not in _NO_WORDS]
     length = int(np.median(known.lengths))
     count = min(counts["unseen"], len(words) // length)
+    if not count:
+        return found, {"unseen": f"{UNSEEN_TEXT} has {len(words)} words here, and a known text {length}"}
     pieces = [" ".join(words[length * i : length * (i + 1)]) for i in range(count)]
     unseen = labelled(encode(pieces, np.zeros(count, dtype=np.int64)))
     return found._replace(unseen=unseen.inputs), {}
