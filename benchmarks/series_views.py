@@ -26,7 +26,9 @@ from series_classifiers import figures, read_split
 
 from kernel_attention.estimators import AttentionClassifier
 from kernel_attention.series import SequenceSplit
-from kernel_attention.series.closed_form import VIEWS, fit_closed_form, fit_weights
+from kernel_attention.series.closed_form import VIEWS
+from kernel_attention.series.machines import fit_closed_form
+from kernel_attention.series.stacking import fit_weights
 
 SETS = (
     "ArticularyWordRecognition", "BasicMotions", "FingerMovements", "Handwriting", "JapaneseVowels",

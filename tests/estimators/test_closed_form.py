@@ -69,7 +69,7 @@ def test_the_importance_of_all_values_adds_up_to_the_change_of_the_answer(waves,
     classifier = ka.AttentionClassifier(epochs=1, embed_dim=8, random_state=0, stem="linear")
     found = fitted(classifier, waves)
     found.member_weight_ = share
-    importance = found.feature_importance(X[40:42], nodes=32, output=0)
+    importance = found.feature_importance(X[40:42], nodes=64, output=0)
     mean = np.tile(found.closed_form_.input_mean.numpy()[:, None], 40)
     change = found.predict_log_proba(X[40:42])[:, 0] - found.predict_log_proba(mean[None])[0, 0]
     np.testing.assert_allclose(importance.sum(axis=(1, 2)), change, atol=0.1 * np.abs(change).max())
@@ -93,7 +93,7 @@ def test_intervals_hold_about_as_many_targets_as_asked(waves):
 
 def test_progress_names_the_views(waves, capfd):
     fitted(ka.AttentionClassifier(epochs=1, embed_dim=8, random_state=0, verbose=True), waves)
-    assert "closed form: convolutions, view 3 of 7" in capfd.readouterr().err
+    assert "closed form: rocket, view 3 of 8" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.rocket_stem import RocketStem
 from kernel_attention.series.closed_form import ClosedForm
-from kernel_attention.series.views import RandomConvolutions
+from kernel_attention.series.views import Hydra, RandomConvolutions
 from kernel_attention.training.modes import in_plain_modes
 
 _POWER = 4
@@ -68,7 +68,7 @@ def integrated_gradients(
     exact = [(copy.deepcopy(model).double().eval(), weight) for model, weight in parts]
     for model, _ in exact:
         for module in model.modules():
-            if isinstance(module, RocketStem | RandomConvolutions) and nodes > 1:
+            if isinstance(module, RocketStem | RandomConvolutions | Hydra) and nodes > 1:
                 module.ramp = _RampAlongLine.apply
     first = exact[0][0]
     baseline = first.input_mean if isinstance(first, ClosedForm) else first.encoder.scale_in(torch.float64)[0]
