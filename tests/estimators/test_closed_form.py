@@ -69,7 +69,7 @@ def test_the_importance_of_all_values_adds_up_to_the_change_of_the_answer(waves,
     classifier = ka.AttentionClassifier(epochs=1, embed_dim=8, random_state=0, stem="linear")
     found = fitted(classifier, waves)
     found.member_weight_ = share
-    importance = found.feature_importance(X[40:42], nodes=64, output=0)
+    importance = found.feature_importance(X[40:42], nodes=32, output=0)
     mean = np.tile(found.closed_form_.input_mean.numpy()[:, None], 40)
     change = found.predict_log_proba(X[40:42])[:, 0] - found.predict_log_proba(mean[None])[0, 0]
     np.testing.assert_allclose(importance.sum(axis=(1, 2)), change, atol=0.1 * np.abs(change).max())

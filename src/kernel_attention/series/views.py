@@ -266,10 +266,12 @@ class Hydra(CompetingKernels):
     """
 
     ramp: Callable[[Tensor], Tensor]
+    unit: Callable[[Tensor], Tensor]
+    root: Callable[[Tensor], Tensor]
 
     def __init__(self, channels: int, length: int, groups: int = 8) -> None:
         super().__init__(channels, length, groups)
-        self.ramp = _ramp
+        self.ramp, self.unit, self.root = _ramp, _own, _root
 
     def read(self, y: Tensor, number: int) -> Tensor:
         """Square roots of mean responses and of shares of steps: (B, K, n) -> (B, 2 K)."""
@@ -281,11 +283,9 @@ class Hydra(CompetingKernels):
         second = grouped.masked_fill(loses, torch.inf).amin(dim=2, keepdim=True)
         second = torch.where(second.isinf(), least, second)  # of equal responses
         other = torch.where(loses, second, least)
-        distance = (other - grouped) / (other.abs() + grouped.abs() + _UNDECIDED)
+        distance = (other - grouped) / self.unit(other.abs() + grouped.abs() + _UNDECIDED)
         share = self.ramp(distance.mul_(_DECIDED).add_(0.5)).mean(dim=-1)
-        return torch.cat(
-            [part.flatten(1).add(_SMALLEST_RESPONSE).sqrt() for part in (response, share)], dim=1
-        )
+        return self.root(torch.cat([response.flatten(1), share.flatten(1)], dim=1))
 
 
 class Duration(View):
@@ -493,6 +493,15 @@ def _intervals(length: int, depth: int) -> list[tuple[int, int, Tensor]]:
 def _ramp(distance: Tensor) -> Tensor:
     """How far a step exceeds a threshold, 0 to 1, from its distance in widths of the slope; in place."""
     return distance.clamp_(0, 1)
+
+
+def _root(response: Tensor) -> Tensor:
+    return response.add(_SMALLEST_RESPONSE).sqrt()
+
+
+def _own(unit: Tensor) -> Tensor:
+    """The unit of a distance of responses: their own sizes."""
+    return unit
 
 
 def _ranks(sets: int, rows: int, channels: int, generator: torch.Generator) -> Tensor:
