@@ -26,7 +26,9 @@ from series_classifiers import figures, read_split
 
 from kernel_attention.estimators import AttentionClassifier
 from kernel_attention.series import SequenceSplit
-from kernel_attention.series.closed_form import VIEWS, fit_closed_form, fit_weights
+from kernel_attention.series.closed_form import VIEWS_OF_LENGTHS
+from kernel_attention.series.machines import fit_closed_form
+from kernel_attention.series.stacking import fit_weights
 
 SETS = (
     "ArticularyWordRecognition", "BasicMotions", "FingerMovements", "Handwriting", "JapaneseVowels",
@@ -48,9 +50,11 @@ def views(options: argparse.Namespace) -> list[dict[str, Any]]:
         classes, targets = np.unique(train.y, return_inverse=True)
         split = SequenceSplit([np.ascontiguousarray(case.T) for case in train.X], targets.astype(np.int64))
         found = fit_closed_form(split, len(classes), max(len(case) for case in split.sequences))
-        every = [*VIEWS, "all"]
+        every = list(found.scores)
         stacks = {"stack": every} | {f"{view} alone": [view] for view in every}
-        stacks |= {f"without {view}": [other for other in every if other != view] for view in every}
+        # Without a view that a set does not have, its stack is the same.
+        names = [*VIEWS_OF_LENGTHS, "all"]
+        stacks |= {f"without {view}": [other for other in every if other != view] for view in names}
         for stack, members in stacks.items():
             scores = torch.stack([found.scores[member] for member in members])
             weights = fit_weights(scores, torch.from_numpy(split.targets))

@@ -93,7 +93,7 @@ def test_intervals_hold_about_as_many_targets_as_asked(waves):
 
 def test_progress_names_the_views(waves, capfd):
     fitted(ka.AttentionClassifier(epochs=1, embed_dim=8, random_state=0, verbose=True), waves)
-    assert "closed form: convolutions, view 3 of 7" in capfd.readouterr().err
+    assert "closed form: rocket, view 3 of 8" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,19 @@ def test_all_that_a_fit_reads_ends_in_time(clock, cases, steps, limit):
     assert clock[0] <= 1.15 * limit
 
 
+@pytest.mark.parametrize("limit", [1.0, 3.0, 10.0])
+def test_series_of_any_length_are_read_in_time(clock, limit):
+    X, y = noise(60, 700)
+    lengths = np.random.default_rng(1).integers(20, 701, 60)
+    series = [case[:, :length] for case, length in zip(X, lengths, strict=True)]
+    ka.AttentionClassifier(epochs=2, embed_dim=8, random_state=0, time_limit=limit).fit(series, y)
+    assert clock[0] <= 1.15 * limit
+
+
 def test_what_does_not_fit_is_smaller_or_left_out_and_the_members_have_no_share(clock):
     X, y = noise(60, 700)
     found = ka.AttentionClassifier(epochs=1, embed_dim=8, random_state=0, time_limit=2.0).fit(X, y)
-    assert "competing" not in found.closed_form_weights_
+    assert "hydra" not in found.closed_form_weights_
     assert found.member_weight_ == 0
     assert np.isfinite(found.predict_proba(X)).all()
     views, sizes = found.closed_form_.options["views"], found.closed_form_.options["sizes"]

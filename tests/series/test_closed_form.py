@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from kernel_attention.series import SequenceSplit
-from kernel_attention.series import closed_form as module_of
-from kernel_attention.series.closed_form import VIEWS, fit_closed_form, fit_weights, make_view
+from kernel_attention.series import SequenceSplit, closed_form
+from kernel_attention.series import machines as module_of
+from kernel_attention.series.closed_form import VIEWS, VIEWS_OF_LENGTHS, ClosedForm, make_view
+from kernel_attention.series.machines import fit_closed_form
+from kernel_attention.series.stacking import fit_weights
 from kernel_attention.solvers import kernel_least_squares_svm, least_squares_svm
 
 
@@ -80,7 +82,7 @@ def test_the_output_is_a_linear_map_of_the_features():
     split = split_of(n=9)
     fit = fit_closed_form(split, 2, 41, views=("spectrum",))
     module = fit.module
-    features = torch.cat([module.features("spectrum", s) for s in module.batches(split.sequences)])
+    features = module.rows("spectrum", split.sequences)
     outputs = (features - module.spectrum_mean) @ module.spectrum_weight + module.intercept
     torch.testing.assert_close(module.predict(split.sequences), outputs)
 
@@ -92,16 +94,52 @@ def test_beyond_the_landmarks_the_fit_is_nearly_the_exact_one(monkeypatch):
     assert (outputs.argmax(dim=1).numpy() == other.targets).mean() > 0.85
 
 
-@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("name", [*VIEWS_OF_LENGTHS, "competing"])
 @pytest.mark.parametrize(("channels", "steps"), [(1, 1), (1, 2), (2, 7), (5, 83), (40, 11)])
 def test_a_view_gives_finite_features_for_any_form_of_series(name, channels, steps):
     view = make_view(name, channels, steps)
     x = torch.randn(3, channels, steps)
-    view.fit(x, torch.Generator().manual_seed(0))
-    for series in (x, torch.zeros_like(x), 1e6 * x):
+    view.fit([x], torch.Generator().manual_seed(0))
+    others = [torch.randn(3, channels, length) for length in (1, 2, 3, 17, 131)]
+    for series in (x, torch.zeros_like(x), 1e6 * x, *others):
         features = view(series)
         assert features.shape == (3, view.num_features)
         assert features.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["rocket", "convolutions", "hydra", "spectrum"])
+def test_a_period_is_that_of_the_steps_however_long_the_series(name):
+    def wave(period, steps):
+        return torch.sin(2 * torch.pi / period * torch.arange(steps) + 0.3)[None, None]
+
+    view = make_view(name, 1, 192)
+    view.fit([wave(period, 192) for period in (12, 16, 24, 32)], torch.Generator().manual_seed(0))
+    same, longer, other = view(wave(16, 192)), view(wave(16, 288)), view(wave(24, 192))
+    assert (same - longer).norm() < 0.35 * (same - other).norm()
+
+
+def test_a_stretched_view_does_not_see_the_tempo():
+    view = make_view("stretched_convolutions", 1, 97)
+    ramp = torch.linspace(-1, 1, 193)[None, None] ** 3
+    view.fit([ramp], torch.Generator().manual_seed(0))
+    torch.testing.assert_close(view(ramp), view(ramp[..., ::2]), atol=1e-5, rtol=0)
+
+
+def test_hydra_counts_the_steps_at_which_a_kernel_responds_least():
+    view = make_view("hydra", 1, 83)
+    responses = torch.stack([torch.randperm(8) for _ in range(8 * 29)]).reshape(8, 29, 8).mT.flatten(0, 1)
+    responses = 3.0 * responses.float()[None] - 10  # any two are further apart than the ramp is long
+    _, share = view.read(responses, 0).chunk(2, dim=1)
+    least = responses.unflatten(1, (8, 8)).argmin(dim=2)
+    expected = torch.nn.functional.one_hot(least, 8).float().mean(dim=2).flatten(1)
+    torch.testing.assert_close(share.square(), expected, atol=1e-6, rtol=0)
+
+
+def test_the_duration_tells_lengths_apart():
+    view = make_view("duration", 1, 30)
+    view.fit([torch.zeros(4, 1, length) for length in (10, 20, 40, 80)], torch.Generator())
+    features = torch.cat([view(torch.zeros(1, 1, length)) for length in (10, 20, 40, 80)])
+    assert (features @ features.mT).argmax(dim=1).tolist() == [0, 1, 2, 3]
 
 
 def test_the_covariances_have_the_gradient_of_their_logarithm():
@@ -112,11 +150,38 @@ def test_the_covariances_have_the_gradient_of_their_logarithm():
     assert gradient.isfinite().all()
 
 
-def test_lengths_may_differ_and_every_prediction_is_that_of_its_case_alone():
-    split = split_of(lengths=(19, 41, 30))
-    module = fit_closed_form(split, 2, 41).module
-    whole = module.predict(split.sequences)
-    torch.testing.assert_close(whole[3:4], module.predict(split.sequences[3:4]), atol=1e-4, rtol=1e-4)
+@pytest.mark.parametrize("name", VIEWS_OF_LENGTHS)
+def test_the_features_of_unequal_series_are_those_of_each_alone(name):
+    split = split_of(lengths=(19, 41, 30, 7, 23))
+    module = fit_closed_form(split, 2, 41, views=[name]).module
+    rows, outputs = module.rows(name, split.sequences), module.predict(split.sequences)
+    for case, sequence in enumerate(split.sequences):
+        torch.testing.assert_close(rows[case : case + 1], module.rows(name, [sequence]), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(outputs[case : case + 1], module.predict([sequence]), atol=1e-4, rtol=1e-4)
+
+
+def test_a_frequency_is_learnt_from_series_of_any_length():
+    lengths = (19, 90, 160, 45, 70)
+    split, other = split_of(n=24, lengths=lengths), split_of(n=60, lengths=lengths[::-1], seed=1)
+    fit = fit_closed_form(split, 2, 160)
+    assert set(fit.weights) == {*VIEWS_OF_LENGTHS, "all"}
+    assert (fit.module.predict(other.sequences).argmax(dim=1).numpy() == other.targets).mean() > 0.85
+
+
+def test_series_beyond_the_most_steps_keep_their_proportions(monkeypatch):
+    for module in (closed_form, module_of):
+        monkeypatch.setattr(module, "MOST_STEPS", 40)
+    module = fit_closed_form(split_of(lengths=(20, 60, 80)), 2, 80, views=("spectrum",)).module
+    assert [module.steps(length) for length in (1, 20, 60, 80, 800)] == [1, 10, 30, 40, 40]
+
+
+def test_a_module_of_an_earlier_release_stretches_its_series():
+    options = {"in_features": 3, "num_outputs": 2, "length": 41, "views": ["spectrum", "competing"]}
+    module = ClosedForm(**options, sizes={})
+    x = torch.randn(5, 29, 3)
+    stretched = torch.nn.functional.interpolate(x.mT, size=41, mode="linear", align_corners=True)
+    assert torch.equal(module.resampled(x), stretched)
+    assert module.options == options | {"sizes": {}, "rate": None}
 
 
 def test_two_cases_a_class_are_enough():

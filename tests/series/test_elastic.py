@@ -32,7 +32,7 @@ def test_the_distance_is_that_of_the_recursion(channels, length, band):
 def test_products_of_the_features_of_references_are_the_kernel(shapes):
     x = torch.randn(11, 2, 37).cumsum(dim=-1)
     view = ElasticKernel(2, 37, 11, 2.0, shapes)
-    view.fit(x, torch.Generator())
+    view.fit([x], torch.Generator())
     features = view(x)
     distances = warped_distances(view.references, view.references, view.band)
     kernel = (-view.scale * distances).exp()
@@ -44,5 +44,5 @@ def test_products_of_the_features_of_references_are_the_kernel(shapes):
 def test_a_shape_has_neither_level_nor_size():
     x = torch.randn(7, 2, 37)
     view = ElasticKernel(2, 37, 7, 4.0, shapes=True)
-    view.fit(x, torch.Generator())
+    view.fit([x], torch.Generator())
     torch.testing.assert_close(view(3 * x + 5), view(x), atol=1e-3, rtol=1e-3)

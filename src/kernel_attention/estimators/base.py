@@ -29,8 +29,9 @@ from kernel_attention.models.sequence_pooling import SequencePooling
 from kernel_attention.models.series_stem import Stem, View
 from kernel_attention.series import SequenceSplit, Standardizer, as_sequences
 from kernel_attention.series.augmentation import AugmentationName
-from kernel_attention.series.closed_form import ClosedForm, ClosedFormFit, fit_closed_form
+from kernel_attention.series.closed_form import ClosedForm
 from kernel_attention.series.deadline import Deadline
+from kernel_attention.series.machines import ClosedFormFit, fit_closed_form
 from kernel_attention.series.outputs import model_scale, require_in_range
 from kernel_attention.series.sequences import channel_names
 from kernel_attention.training.modes import in_plain_modes

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.rocket_stem import RocketStem
 from kernel_attention.series.closed_form import ClosedForm
-from kernel_attention.series.views import RandomConvolutions
+from kernel_attention.series.views import Hydra, RandomConvolutions
 from kernel_attention.training.modes import in_plain_modes
 
 _POWER = 4
@@ -43,6 +43,28 @@ class _RampAlongLine(torch.autograd.Function):
         return grads[0] * slope
 
 
+class _RootAlongLine(torch.autograd.Function):
+    """A root whose gradient at a point of a line is the mean slope around it, as that of the ramp in it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        middles = (x[1:] + x[:-1]) / 2
+        roots = torch.cat([2 * x[:1] - middles[:1], middles, 2 * x[-1:] - middles[-1:]]).clamp_min(0).sqrt()
+        # (sqrt b - sqrt a) / (b - a) = 1 / (sqrt a + sqrt b)
+        ctx.save_for_backward(1 / (roots[1:] + roots[:-1]).clamp_min(_SMALLEST_RUN**0.5))
+        return x.add(_SMALLEST_RUN).sqrt()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (slope,) = ctx.saved_tensors
+        return grads[0] * slope
+
+
+def _of_the_last(unit: Tensor) -> Tensor:
+    """The unit of responses of the series itself, for all of the line: a distance in it grows evenly."""
+    return unit[-1:].detach()
+
+
 @in_plain_modes
 def integrated_gradients(
     parts: Sequence[tuple[SequenceClassifier | ClosedForm, float]],
@@ -68,8 +90,10 @@ def integrated_gradients(
     exact = [(copy.deepcopy(model).double().eval(), weight) for model, weight in parts]
     for model, _ in exact:
         for module in model.modules():
-            if isinstance(module, RocketStem | RandomConvolutions) and nodes > 1:
+            if isinstance(module, RocketStem | RandomConvolutions | Hydra) and nodes > 1:
                 module.ramp = _RampAlongLine.apply
+            if isinstance(module, Hydra):
+                module.unit, module.root = _of_the_last, _RootAlongLine.apply
     first = exact[0][0]
     baseline = first.input_mean if isinstance(first, ClosedForm) else first.encoder.scale_in(torch.float64)[0]
     difference = torch.from_numpy(series).double() - baseline

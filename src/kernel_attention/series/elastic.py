@@ -4,18 +4,18 @@ Sources: Sakoe, Chiba, "Dynamic programming algorithm optimization for spoken wo
 1978 (dynamic time warping in a band); Haasdonk, Bahlmann, "Learning with distance substitution kernels",
 DAGM 2004.
 
-Legend: B cases, c channels, N steps, L steps that are compared, m references, r features.
+Legend: B cases, c channels, n steps, N those that a view is made for, L steps that
+are compared, m references.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from kernel_attention.series.views import View
+from kernel_attention.series.views import View, resampled
 
 MOST_REFERENCES = 256
 _COMPARED = 96  # steps, to which series are resampled
@@ -58,10 +58,10 @@ class ElasticKernel(View):
         self.register_buffer("map", torch.eye(num_references, dtype=torch.float32))
         self.register_buffer("scale", torch.ones((), dtype=torch.float32))
 
-    def fit(self, x: Tensor, generator: torch.Generator) -> None:
-        """Take training series, (B, c, N), for references; where they are fewer than m, some repeatedly."""
-        places = torch.arange(len(self.references)) % len(x)
-        self.references.copy_(self._compared(x)[places])
+    def fit(self, series: Sequence[Tensor], generator: torch.Generator) -> None:
+        """Take training series for references; where they are fewer than m, some repeatedly."""
+        found = torch.cat([self._compared(x) for x in series])
+        self.references.copy_(found[torch.arange(len(self.references)) % len(found)])
         distances = warped_distances(self.references, self.references, self.band).double()
         others = distances[~torch.eye(len(distances), dtype=torch.bool)]
         median = others.median() if len(others) else others.new_ones(())
@@ -71,14 +71,13 @@ class ElasticKernel(View):
         self.map.copy_(torch.where(kept, vectors / values.clamp_min(_SMALLEST).sqrt(), 0.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c, N) -> (B, m)."""
+        """(B, c, n) -> (B, m)."""
         distances = warped_distances(self._compared(x), self.references.to(x), self.band)
         return (-self.scale.to(x) * distances).exp() @ self.map.to(x)
 
     def _compared(self, x: Tensor) -> Tensor:
-        """(B, c, N) -> (B, c, L)."""
-        if x.size(-1) > self.steps:
-            x = F.interpolate(x, size=self.steps, mode="linear", align_corners=True)
+        """(B, c, n) -> (B, c, L)."""
+        x = resampled(x, self.steps)
         if not self.shapes:
             return x.clamp(-_LARGEST, _LARGEST)
         variance, mean = torch.var_mean(x, dim=-1, correction=0, keepdim=True)

@@ -8,14 +8,17 @@ classification by Riemannian geometry", IEEE TBME 2012 (logarithms of covariance
 Every view is a module whose buffers hold what it drew or took from the training series. All are
 differentiable almost everywhere.
 
-Legend: B cases, c channels, N steps (the same for all), F features.
+A view is made for series of N steps, and reads series of any n steps at their own pace: positions are
+relative to the length, lags and frequencies are absolute, per step. The B cases of a call have one n.
+
+Legend: B cases, c channels, n steps, N those that a view is made for, F features.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +38,10 @@ _FITTED_STEPS = 4096  # whose quantiles are thresholds
 _SMALLEST_VARIANCE = 1e-6  # of a series, in variances of the training data
 _SMALLEST_RESPONSE = 1e-9
 _COMPETING = 8  # kernels of a group
+_DECIDED = 10.0  # slope of a share in the distance of two responses, as a part of both
+_UNDECIDED = 1e-4  # response that is as good as none, in deviations of the training data
+_DURATIONS = 16  # radial functions of a logarithm of steps
+_SMALLEST_WIDTH = 1e-3
 _MOST_CORRELATED = 32  # channels whose covariances are read; beyond, their powers alone
 _SHRINKAGE = 0.1  # of a covariance towards a multiple of the identity
 _SMALLEST_POWER = 1e-6
@@ -42,53 +49,61 @@ _NEAR = 1e-4  # relative difference of eigenvalues, below which its fourth power
 
 
 class View(nn.Module):
-    """Features of standardised series, (B, c, N) -> (B, F). ``fit`` sets what training data decide."""
+    """Features of standardised series, (B, c, n) -> (B, F). ``fit`` sets what training data decide."""
 
     num_features: int
     is_kernel = False
     """Whether products of the features are a kernel as they are, so that none is divided by its deviation."""
 
-    def fit(self, x: Tensor, generator: torch.Generator) -> None:
-        """Draw and set the buffers from training series, (B, c, N)."""
+    def fit(self, series: Sequence[Tensor], generator: torch.Generator) -> None:
+        """Draw and set the buffers from training series, (B, c, n) of one length or of several."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c, N) -> (B, F)."""
+        """(B, c, n) -> (B, F)."""
         raise NotImplementedError
 
 
-def _dilations(length: int, most: int = _MOST_DILATIONS) -> list[int]:
-    """Powers of two, with which nine taps span at most the series; at least [1]."""
-    largest = max(math.log2(max((length - 1) / (_TAPS - 1), 1)), 0)
-    found = {int(2**exponent) for exponent in range(int(largest) + 1)}
-    return sorted(found)[-most:]
+def _dilations(length: int, octave: int) -> list[int]:
+    """Powers of 2^(1/octave), with which nine taps span at most the series; at least [1]."""
+    largest = int(math.log2(max((length - 1) / (_TAPS - 1), 1)))
+    found = {int(2 ** (exponent / octave)) for exponent in range(octave * largest + 1)}
+    return sorted(found)[-_MOST_DILATIONS * octave :]
 
 
 class Convolutions(View):
-    """The base of views that convolve four representations of a series, each with several dilations.
+    """The base of views that convolve representations of a series, each with several dilations.
 
-    The representations are the series, its first differences, and those of the series whose own mean and
+    The representations are the series, its first differences, and both of the series whose own mean and
     deviation are removed.
+
+    Args:
+        length: N.
+        representations: of the four, how many.
+        octave: dilations from one power of 2 to the next.
     """
 
-    def __init__(self, length: int) -> None:
+    representations = _REPRESENTATIONS  # also of an object that an earlier release pickled
+
+    def __init__(self, length: int, representations: int = _REPRESENTATIONS, octave: int = 1) -> None:
         super().__init__()
-        self.dilations = _dilations(length)
+        self.representations = representations
+        self.dilations = _dilations(length, octave)
 
     @property
     def sets(self) -> int:
         """Pairs of a representation and a dilation."""
-        return _REPRESENTATIONS * len(self.dilations)
+        return self.representations * len(self.dilations)
 
     def weights_of(self, number: int) -> Tensor:
         """The kernels of a set, (K, c, 9)."""
         raise NotImplementedError
 
     def read(self, y: Tensor, number: int) -> Tensor:
-        """The features of what the kernels of a set give: (B, K, N) -> (B, F / sets)."""
+        """The features of what the kernels of a set give: (B, K, n) -> (B, F / sets)."""
         raise NotImplementedError
 
     def convolved(self, x: Tensor, number: int) -> Tensor:
-        """The kernels of a set over its representation, zeros outside: (B, c, N) -> (B, K, N)."""
+        """The kernels of a set over its representation, zeros outside: (B, c, n) -> (B, K, n)."""
         kind, place = divmod(number, len(self.dilations))
         if kind >= 2:
             variance, mean = torch.var_mean(x, dim=-1, correction=0, keepdim=True)
@@ -100,7 +115,7 @@ class Convolutions(View):
         return F.conv1d(x, self.weights_of(number).to(x), padding=padding, dilation=dilation)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c, N) -> (B, F)."""
+        """(B, c, n) -> (B, F)."""
 
         def part(x: Tensor, number: int) -> Tensor:
             return self.read(self.convolved(x, number), number)
@@ -124,6 +139,8 @@ class RandomConvolutions(Convolutions):
         num_thresholds: of all kernels and representations, about.
         segments: parts of the series, each with a share of its own.
         num_kernels: how many of the 84, evenly spaced.
+        representations: as in ``Convolutions``.
+        octave: as in ``Convolutions``.
     """
 
     channel_weights: Tensor
@@ -133,9 +150,17 @@ class RandomConvolutions(Convolutions):
     ramp: Callable[[Tensor], Tensor]
 
     def __init__(
-        self, channels: int, length: int, num_thresholds: int, segments: int = 1, num_kernels: int = _KERNELS
+        self,
+        channels: int,
+        length: int,
+        num_thresholds: int,
+        segments: int = 1,
+        num_kernels: int = _KERNELS,
+        *,
+        representations: int = _REPRESENTATIONS,
+        octave: int = 1,
     ) -> None:
-        super().__init__(length)
+        super().__init__(length, representations, octave)
         segments = min(segments, length)
         self.edges = [round(place * length / segments) for place in range(segments + 1)]
         self.ramp = _ramp
@@ -147,7 +172,7 @@ class RandomConvolutions(Convolutions):
         self.register_buffer("slopes", torch.ones(shape, dtype=torch.float32))
         self.num_features = math.prod(shape) * segments
 
-    def fit(self, x: Tensor, generator: torch.Generator) -> None:
+    def fit(self, series: Sequence[Tensor], generator: torch.Generator) -> None:
         """Draw the channels; set the thresholds to quantiles of training series."""
         sets, kernels, channels = self.channel_weights.shape
         most = min(channels, _TAPS)
@@ -158,7 +183,8 @@ class RandomConvolutions(Convolutions):
         places = torch.arange(1, self.thresholds.numel() + 1, dtype=torch.float64) * _GOLDEN_RATIO % 1
         places = places.reshape(self.thresholds.shape)
         for number in range(sets):
-            values = self.convolved(x, number).transpose(0, 1).flatten(1)
+            parts = [self.convolved(x, number).transpose(0, 1).flatten(1) for x in series]
+            values = torch.cat(parts, dim=1)
             values = sorted_rows(values[:, :: -(-values.size(1) // _FITTED_STEPS)])
             chosen = (places[number] * (values.size(1) - 1)).round().long()
             self.thresholds[number] = values.gather(1, chosen)
@@ -170,21 +196,22 @@ class RandomConvolutions(Convolutions):
         return self.taps[:, None] * self.channel_weights[number][..., None]
 
     def read(self, y: Tensor, number: int) -> Tensor:
-        """The shares of steps beyond every threshold: (B, K, N) -> (B, F / sets)."""
+        """The shares of steps beyond every threshold: (B, K, n) -> (B, F / sets)."""
         slopes = self.slopes[number].to(y)
         y = y * slopes[:, :1]  # that of all thresholds of a kernel
+        segments = [_scaled(a, b, self.edges[-1], y.size(-1)) for a, b in itertools.pairwise(self.edges)]
         parts = []
         for threshold in (self.thresholds[number].to(y) * slopes).unbind(-1):
-            # One threshold at a time: B K N Q numbers would not stay in the cache.
+            # One threshold at a time: B K n Q numbers would not stay in the cache.
             exceeding = self.ramp(y - threshold[:, None])
-            parts += [exceeding[..., a:b].mean(dim=-1) for a, b in itertools.pairwise(self.edges)]
+            parts += [exceeding[..., a:b].mean(dim=-1) for a, b in segments]
         return torch.cat(parts, dim=1)
 
 
 class CompetingKernels(Convolutions):
     """How strongly each random kernel of a group of eight responds where it responds most, or least.
 
-    Hydra counts the steps of least response; a sum of responses in its place has a gradient.
+    Classifiers of earlier releases have it; ``Hydra`` knows more.
 
     Args:
         channels: c.
@@ -201,7 +228,7 @@ class CompetingKernels(Convolutions):
         self.register_buffer("kernels", torch.zeros(shape, dtype=torch.float32))
         self.num_features = 2 * shape[0] * shape[1]
 
-    def fit(self, x: Tensor, generator: torch.Generator) -> None:
+    def fit(self, series: Sequence[Tensor], generator: torch.Generator) -> None:
         """Draw the kernels: those of a group read the same random channels."""
         sets, kernels, channels, taps = self.kernels.shape
         drawn = torch.randn(sets, kernels, 1, taps, generator=generator, dtype=torch.float32)
@@ -216,7 +243,7 @@ class CompetingKernels(Convolutions):
         return self.kernels[number]
 
     def read(self, y: Tensor, number: int) -> Tensor:
-        """Square roots of the mean responses of the winners: (B, K, N) -> (B, 2 K)."""
+        """Square roots of the mean responses of the winners: (B, K, n) -> (B, 2 K)."""
         grouped = y.unflatten(1, (self.groups, _COMPETING))
         parts = []
         for signed in (grouped, -grouped):
@@ -224,6 +251,90 @@ class CompetingKernels(Convolutions):
             response = (signed * wins).clamp_min(0).mean(dim=-1)
             parts.append(response.flatten(1).add(_SMALLEST_RESPONSE).sqrt())
         return torch.cat(parts, dim=1)
+
+
+class Hydra(CompetingKernels):
+    """How strongly each kernel of a group of eight responds where it responds most, and how often least.
+
+    That a kernel responds least at a step is a ramp of its distance from the other that responds least, as a
+    part of both responses, so that the share of such steps has a gradient.
+
+    Args:
+        channels: c.
+        length: N.
+        groups: for every dilation and representation.
+    """
+
+    ramp: Callable[[Tensor], Tensor]
+    unit: Callable[[Tensor], Tensor]
+    root: Callable[[Tensor], Tensor]
+
+    def __init__(self, channels: int, length: int, groups: int = 8) -> None:
+        super().__init__(channels, length, groups)
+        self.ramp, self.unit, self.root = _ramp, _own, _root
+
+    def read(self, y: Tensor, number: int) -> Tensor:
+        """Square roots of mean responses and of shares of steps: (B, K, n) -> (B, 2 K)."""
+        grouped = y.unflatten(1, (self.groups, _COMPETING))
+        wins = grouped == grouped.amax(dim=2, keepdim=True)
+        response = (grouped * wins).clamp_min(0).mean(dim=-1)
+        least = grouped.amin(dim=2, keepdim=True)
+        loses = grouped == least
+        second = grouped.masked_fill(loses, torch.inf).amin(dim=2, keepdim=True)
+        second = torch.where(second.isinf(), least, second)  # of equal responses
+        other = torch.where(loses, second, least)
+        distance = (other - grouped) / self.unit(other.abs() + grouped.abs() + _UNDECIDED)
+        share = self.ramp(distance.mul_(_DECIDED).add_(0.5)).mean(dim=-1)
+        return self.root(torch.cat([response.flatten(1), share.flatten(1)], dim=1))
+
+
+class Duration(View):
+    """Radial functions of the logarithm of the number of steps, around quantiles of training series."""
+
+    middles: Tensor
+    width: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_features = _DURATIONS
+        self.register_buffer("middles", torch.zeros(_DURATIONS, dtype=torch.float32))
+        self.register_buffer("width", torch.ones((), dtype=torch.float32))
+
+    def fit(self, series: Sequence[Tensor], generator: torch.Generator) -> None:
+        """Take the quantiles of training series for middles."""
+        steps = [float(x.size(-1)) for x in series for _ in x]
+        places = torch.linspace(0, 1, _DURATIONS, dtype=torch.float32)
+        self.middles.copy_(torch.tensor(steps).log().quantile(places))
+        span = self.middles[-1] - self.middles[0]
+        self.width.copy_((1.5 * span / (_DURATIONS - 1)).clamp_min(_SMALLEST_WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c, n) -> (B, F)."""
+        distance = (math.log(x.size(-1)) - self.middles.to(x)) / self.width.to(x)
+        return (-distance.square() / 2).exp().expand(len(x), -1)
+
+
+class Stretched(View):
+    """A view of series that are resampled to one length, linearly in time: tempo does not count.
+
+    Args:
+        view: of N steps.
+        length: N.
+    """
+
+    def __init__(self, view: View, length: int) -> None:
+        super().__init__()
+        self.view, self.length = view, length
+        self.num_features = view.num_features
+
+    def fit(self, series: Sequence[Tensor], generator: torch.Generator) -> None:
+        """Fit the view to resampled series."""
+        self.view.fit([torch.cat([resampled(x, self.length) for x in series])], generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c, n) -> (B, F)."""
+        features: Tensor = self.view(resampled(x, self.length))
+        return features
 
 
 class IntervalQuantiles(View):
@@ -244,14 +355,17 @@ class IntervalQuantiles(View):
         self.num_features = channels * sum(len(places) for plan in self.plan for *_, places in plan)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c, N) -> (B, F)."""
+        """(B, c, n) -> (B, F)."""
         first = x.diff(dim=-1) if x.size(-1) > 1 else torch.zeros_like(x)
         second = first.diff(dim=-1) if first.size(-1) > 1 else torch.zeros_like(first)
         parts = []
         for series, plan in zip((x, first, second, _amplitudes(x)), self.plan, strict=True):
+            (_, whole, _), length = plan[0], series.size(-1)
             for start, stop, places in plan:
-                ordered = sorted_rows(series[..., start:stop])
-                parts.append(ordered[..., places].flatten(1))
+                a, b = _scaled(start, stop, whole, length)
+                ordered = sorted_rows(series[..., a:b])
+                ranks = (places * ((b - a - 1) / max(stop - start - 1, 1))).round().long()
+                parts.append(ordered[..., ranks].flatten(1))
         return torch.cat(parts, dim=1)
 
 
@@ -277,17 +391,25 @@ class Spectrum(View):
             self.num_features += len(self.wide) * channels * (channels + 1) // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c, N) -> (B, F)."""
-        spectrum = torch.fft.rfft(x - x.mean(dim=-1, keepdim=True), norm="ortho")
+        """(B, c, n) -> (B, F)."""
+        bins = self.wide[0][1]
+        # A shorter series has as many bins by zeros behind it; its power is that of its own steps.
+        length = max(x.size(-1), 2 * (bins - 1))
+        spectrum = torch.fft.rfft(x - x.mean(dim=-1, keepdim=True), n=length, norm="ortho")
+        if length > x.size(-1):
+            spectrum = spectrum * (length / x.size(-1)) ** 0.5
+        bands, wide = (
+            [_scaled(a, b, bins, spectrum.size(-1)) for a, b in given] for given in (self.bands, self.wide)
+        )
         power = spectrum.real.square() + spectrum.imag.square()
-        means = [power[..., a:b].mean(dim=-1) for a, b in self.bands]
+        means = [power[..., a:b].mean(dim=-1) for a, b in bands]
         parts = [torch.stack(means, dim=-1).add(_SMALLEST_POWER).log().flatten(1)]
         if self.correlated:
             channels = x.size(1)
             upper = torch.triu_indices(channels, channels)
             weight = torch.where(upper[0] == upper[1], 1.0, 2**0.5).to(x)
             identity = torch.eye(channels).to(x)
-            for a, b in self.wide:
+            for a, b in wide:
                 pair = torch.cat((spectrum[..., a:b].real, spectrum[..., a:b].imag), dim=-1)
                 covariance = pair @ pair.mT / (b - a)
                 trace = covariance.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[:, None, None]
@@ -317,6 +439,19 @@ class _MatrixLogarithm(torch.autograd.Function):
         near = half.abs() < _NEAR
         quotient = torch.where(near, 1 + half.square() / 3, half.atanh() / half.masked_fill(near, 1.0))
         return vectors @ (quotient / mean * (vectors.mT @ grads[0] @ vectors)) @ vectors.mT
+
+
+def resampled(x: Tensor, length: int) -> Tensor:
+    """Series (B, c, n) of this length, linearly in time."""
+    if x.size(-1) == length:
+        return x
+    return F.interpolate(x, size=length, mode="linear", align_corners=True)
+
+
+def _scaled(start: int, stop: int, whole: int, length: int) -> tuple[int, int]:
+    """The part of ``length`` places that start to stop are of ``whole``; one place at least."""
+    first = min(round(start * length / whole), length - 1)
+    return first, max(round(stop * length / whole), first + 1)
 
 
 def _amplitudes(x: Tensor) -> Tensor:
@@ -358,6 +493,15 @@ def _intervals(length: int, depth: int) -> list[tuple[int, int, Tensor]]:
 def _ramp(distance: Tensor) -> Tensor:
     """How far a step exceeds a threshold, 0 to 1, from its distance in widths of the slope; in place."""
     return distance.clamp_(0, 1)
+
+
+def _root(response: Tensor) -> Tensor:
+    return response.add(_SMALLEST_RESPONSE).sqrt()
+
+
+def _own(unit: Tensor) -> Tensor:
+    """The unit of a distance of responses: their own sizes."""
+    return unit
 
 
 def _ranks(sets: int, rows: int, channels: int, generator: torch.Generator) -> Tensor:
