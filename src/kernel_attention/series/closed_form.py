@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from kernel_attention.series.elastic import MOST_REFERENCES, ElasticKernel
 from kernel_attention.series.views import (
     CompetingKernels,
-    Duration,
     Hydra,
     IntervalQuantiles,
     RandomConvolutions,
+    SeriesDuration,
     Spectrum,
     Stretched,
     View,
@@ -170,7 +170,7 @@ def make_view(name: str, channels: int, length: int, size: float = 1.0) -> View:
     if name == "spectrum":
         return Spectrum(channels, length)
     if name == "duration":
-        return Duration()
+        return SeriesDuration()
     if name == "quantiles":
         return IntervalQuantiles(channels, length, depth=part(5))
     if name == "rocket":

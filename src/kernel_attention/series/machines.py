@@ -26,9 +26,9 @@ from kernel_attention.series.closed_form import (
 from kernel_attention.series.deadline import Deadline
 from kernel_attention.series.elastic import MOST_REFERENCES
 from kernel_attention.series.splits import SequenceSplit, Standardizer
-from kernel_attention.series.stacking import fit_weights, log_loss, weight_of_one
 from kernel_attention.series.views import View
 from kernel_attention.solvers.least_squares_svm import KernelLeastSquaresSVM, kernel_least_squares_svm
+from kernel_attention.solvers.stacking import fit_weights, log_loss, weight_of_one
 
 MOST_LANDMARKS = 1024
 """Cases up to which the machines are exact; of more, these many carry the kernel."""
@@ -110,7 +110,7 @@ def fit_closed_form(
 
 
 class _Objective(NamedTuple):
-    """What the machines predict, and the loss that chooses among them."""
+    """The answers that the machines are to give, and the loss that chooses among them."""
 
     targets: Tensor  # (n,) int64, or values
     wanted: Tensor  # (n, k) float64

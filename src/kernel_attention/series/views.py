@@ -288,7 +288,7 @@ class Hydra(CompetingKernels):
         return self.root(torch.cat([response.flatten(1), share.flatten(1)], dim=1))
 
 
-class Duration(View):
+class SeriesDuration(View):
     """Radial functions of the logarithm of the number of steps, around quantiles of training series."""
 
     middles: Tensor
