@@ -102,8 +102,8 @@ def convert_attention(
         tolerance: of "auto": the highest ``error`` of the model before the training of all layers together.
         start: of the training. "carried": the weights that ``replace_attention`` carries over. "fitted": a
             closed form on top of them, the ridge regression of ``out_proj``, and for ``primal_values`` the
-            truncated SVD of the old attention between the spans of its features. "random": a new layer's
-            weights.
+            truncated SVD of the old attention between the spans of its features; meant for ``steps=0``.
+            "random": a new layer's weights.
         steps: of the training of each layer, one batch each.
         learning_rate: of it; the highest of a schedule that ends at zero.
         end_to_end: steps of the training of all new layers together.

@@ -39,8 +39,8 @@ def start_layer(
 def _fit_scores(plan: PlannedLayer, calls: Sequence[AttentionCall], seed: int) -> None:
     """The old attention's truncated SVD between the features' spans, by the mean Gram matrices of sequences.
 
-    There are as many sequences as ``_MOST_ATTENTION`` allows. The descent of each sequence's own objective
-    from there would take minutes, and leaves no more after the transfer.
+    There are as many sequences as ``_MOST_ATTENTION`` allows. A descent of each sequence's own objective
+    from there takes minutes, and the transfer after it ends no lower.
     """
     x, real = _sequences(plan, calls)
     like = plan.host
