@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.series import Batch
 from kernel_attention.series.task import SequenceTask
+from kernel_attention.training.course import Observer
 from kernel_attention.training.loop import Training, fit
-from kernel_attention.training.observer import Observer
 from kernel_attention.training.processes import ProcessPlace, joined
 from kernel_attention.training.samplers import StepSampler
 from kernel_attention_lab.benchmarking.machine import write_rows

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 import kernel_attention as ka
-from kernel_attention.hosts.calls import reads_other_tokens
-from kernel_attention.hosts.sites import find_sites
+from kernel_attention.hosts.sites import find_sites, reads_other_tokens
 
 
 class Owner(nn.Module):

@@ -5,7 +5,7 @@ import torch
 from models.test_causal import CAUSAL
 
 from kernel_attention.errors import InputError
-from kernel_attention.models.positions import PositionClassifier
+from kernel_attention.models.tokens import PositionClassifier
 
 SIZES = {"embed_dim": 12, "num_heads": 3, "num_layers": 2, "feedforward_dim": 10, "dropout": 0.0}
 

@@ -40,7 +40,7 @@ from tasks.token_data import TOKENS, make_tokens
 from kernel_attention.errors import InputError
 from kernel_attention.series import make_loader
 from kernel_attention.training.checkpoint import read_state
-from kernel_attention.training.shares import shared_loader
+from kernel_attention.training.samplers import shared_loader
 from kernel_attention.weights import read_weights
 from kernel_attention_lab.cli import main
 

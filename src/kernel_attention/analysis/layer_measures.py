@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kernel_attention.analysis import measures
-from kernel_attention.analysis.captured import CapturedAttention
-from kernel_attention.analysis.own_layers import (
+from kernel_attention.analysis.captured import (
+    CapturedAttention,
     kernel_tensor,
     near_softmax,
     objective_of,

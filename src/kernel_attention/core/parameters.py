@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from kernel_attention.tensors.joint_affine import joint_affine
+from kernel_attention.tensors.affine import joint_affine
 from kernel_attention.tensors.recompute import only_formulas
 
 Device = torch.device | str | int | None

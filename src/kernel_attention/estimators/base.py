@@ -25,7 +25,7 @@ from kernel_attention.fields import plain
 from kernel_attention.mechanisms import AttentionFactory, AttentionSpec
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.sequence import Positions
-from kernel_attention.models.sequence_pooling import SequencePooling
+from kernel_attention.models.sequence_classifier import SequencePooling
 from kernel_attention.models.series_stem import Stem, View
 from kernel_attention.series import SequenceSplit, Standardizer, as_sequences
 from kernel_attention.series.augmentation import AugmentationName

@@ -18,8 +18,14 @@ from torch import Tensor, nn
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.known import HostedAttention, needs_masks
-from kernel_attention.hosts.masks import causal_hint, kept, padding_of_tokens, read_attention_mask
-from kernel_attention.hosts.packing import packing_of_mask, read_packing
+from kernel_attention.hosts.masks import (
+    causal_hint,
+    kept,
+    packing_of_mask,
+    padding_of_tokens,
+    read_attention_mask,
+    read_packing,
+)
 from kernel_attention.tensors.packing import PackedSequences
 
 IMPLEMENTATION = "kernel_attention"

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.masks import (
+    PACKING,
     causal_hint,
     join_padding,
     kept,
+    packing_of_mask,
     padding_of_tokens,
     read_attention_mask,
+    read_packing,
 )
-from kernel_attention.hosts.packing import PACKING, packing_of_mask, read_packing
 from kernel_attention.hosts.projections import is_linear, output_owner, separate_names
 
 CACHES = ("past_key_values", "past_key_value")

@@ -7,12 +7,16 @@ from kernel_attention.models.encoder_layer import ChannelAttention, EncoderLayer
 from kernel_attention.models.experts import SparseExperts
 from kernel_attention.models.language.causal import CausalLanguageModel
 from kernel_attention.models.language.generation import generate
-from kernel_attention.models.positions import PositionClassifier
 from kernel_attention.models.segmenter import Segmenter
 from kernel_attention.models.sequence import SequenceEncoder
 from kernel_attention.models.sequence_classifier import SequenceClassifier
 from kernel_attention.models.short_convolution import ShortConvolution
-from kernel_attention.models.tokens import TokenClassifier, TokenEncoder, TokenPairClassifier
+from kernel_attention.models.tokens import (
+    PositionClassifier,
+    TokenClassifier,
+    TokenEncoder,
+    TokenPairClassifier,
+)
 from kernel_attention.models.vision import VisionTransformer
 
 __all__ = [

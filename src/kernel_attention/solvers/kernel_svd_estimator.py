@@ -12,15 +12,26 @@ from torch import Tensor
 
 from kernel_attention.containers import feature_names, require_names
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.solvers.arrays import fitted, give_back, read_array
-from kernel_attention.solvers.closed_form import sketched_weights
+from kernel_attention.solvers.arrays import (
+    features,
+    fitted,
+    give_back,
+    make_generator,
+    read_array,
+    read_first,
+    read_second,
+)
 from kernel_attention.solvers.finite import require_range
-from kernel_attention.solvers.frequent_directions import FrequentDirections
 from kernel_attention.solvers.kernel_svd import SvdMethod, kernel_svd
 from kernel_attention.solvers.operators import KernelOperator, centered, is_operator
 from kernel_attention.solvers.primal_kernel_svd import compatible, primal_kernel_svd, stochastic_kernel_svd
-from kernel_attention.solvers.samples import features, make_generator, read_first, read_second
-from kernel_attention.solvers.singular_directions import SingularDirections, check_components, column_signs
+from kernel_attention.solvers.singular_directions import (
+    SingularDirections,
+    check_components,
+    column_signs,
+    sketched_weights,
+)
+from kernel_attention.solvers.stochastic_svd import FrequentDirections
 from kernel_attention.tensors.features.feature_maps import FeatureMapSpec
 from kernel_attention.tensors.features.kernel_functions import (
     KernelFunction,

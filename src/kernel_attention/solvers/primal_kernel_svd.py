@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.solvers.closed_form import closed_form
 from kernel_attention.solvers.finite import binary_unit, require_finite, require_range
 from kernel_attention.solvers.singular_directions import (
     SingularDirections,
     check_components,
     check_iteration,
+    closed_form,
     column_signs,
     directions_objective,
 )

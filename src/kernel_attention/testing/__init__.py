@@ -16,14 +16,9 @@ finite content; the caller must keep NaN and infinity out.
 """
 
 from kernel_attention.testing import (  # noqa: F401
-    adapters,
-    causality,
-    compilers,
     decoding,
     launches,
-    making,
     numerics,
-    packing,
     padding,
     shapes,
     training,

@@ -1,4 +1,4 @@
-"""Training steps, the objective, and copies of a layer."""
+"""Training steps, the objective, adapters, and copies of a layer."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.objective import auxiliary_loss
 from kernel_attention.core.penalized import PenalizedModule
+from kernel_attention.errors import InputError
 from kernel_attention.testing.battery import check, close, required
 from kernel_attention.testing.subjects import EMBED_DIM, Subject, inputs, objective, right_padding
 
@@ -130,3 +131,50 @@ def reentrant_checkpointing_is_found_out_by_the_auxiliary_loss(case: Subject) ->
     assert "use_reentrant=False" in message
     with torch.no_grad():  # for a log, which needs no gradients
         assert auxiliary_loss(layer).isfinite()
+
+
+class Adapter(nn.Module):
+    """A projection and a product to add to its outputs; its weight and bias are the projection's alone."""
+
+    def __init__(self, base: nn.Linear, change: Tensor) -> None:
+        super().__init__()
+        self.base, self.change = base, change
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight without the change."""
+        return self.base.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias, which has no change."""
+        return self.base.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The projection of x (.., d_in) and what is added, (.., d_out)."""
+        return self.base(x) + x @ self.change.mT
+
+
+@check()
+def an_adapter_counts_like_a_change_of_the_weight(case: Subject) -> None:
+    # A form that reads the projections' weights must leave such a layer to the formulas, or refuse it.
+    x, mask = inputs(), right_padding()
+    projections = [
+        (name, module.weight.shape)
+        for name, module in case.build().named_children()
+        if isinstance(module, nn.Linear)
+    ]
+    for form in case.call_forms():
+        for name, shape in projections:
+            adapted, changed, change = case.build(), case.build(), torch.randn(shape, dtype=x.dtype)
+            setattr(adapted, name, Adapter(getattr(adapted, name), change))
+            with torch.no_grad():
+                getattr(changed, name).weight += change
+            try:
+                y = adapted(x, attention_mask=mask, **form)
+            except InputError as error:
+                refusal = str(error)
+            else:
+                refusal = ""
+                close(y, changed(x, attention_mask=mask, **form))
+            assert not refusal or name in refusal, f"refused without the name of {name}: {refusal}"

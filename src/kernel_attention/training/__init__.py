@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kernel_attention.training.course import Observer
     from kernel_attention.training.loop import Interrupted, fit
-    from kernel_attention.training.observer import Observer
     from kernel_attention.training.recorder import MemoryRecorder, Recorder
     from kernel_attention.training.settings import TrainSettings
     from kernel_attention.training.task import AveragedTask, SameLossTask, TrainingTask

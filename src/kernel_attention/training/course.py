@@ -1,16 +1,70 @@
-"""The course of a training, as its task and its observers see it."""
+"""The course of a training: its progress bar, and what its task and its observers see of it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.training.processes import Processes
-from kernel_attention.training.progress import ProgressBar
 from kernel_attention.training.settings import TrainSettings
+
+_SHOWN = ("train_loss", "val_loss", "val_accuracy", "val_rmse", "val_mean_iou")
+
+
+class ProgressBar:
+    """The steps of the round, and the figures of the round before.
+
+    Args:
+        shown: whether there is one.
+    """
+
+    def __init__(self, shown: bool) -> None:
+        self._bar: Any = None
+        self._row: Any = None
+        self._figures = ""
+        if shown:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                TextColumn("{task.fields[figures]}"),
+            )  # fmt: skip
+
+    def __enter__(self) -> ProgressBar:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def start_round(self, number: int, rounds: int, steps: int, done: int) -> None:
+        """Begin a round of so many steps, some of which may be done."""
+        if self._bar is None:
+            return
+        said = f"round {number + 1}/{rounds}"
+        if self._row is None:
+            self._row = self._bar.add_task(said, total=steps, completed=done, figures="")
+        else:
+            self._bar.reset(self._row, description=said, total=steps, completed=done, figures=self._figures)
+
+    def advance(self) -> None:
+        """One step is done."""
+        if self._bar is not None:
+            self._bar.advance(self._row)
+
+    def show(self, row: dict[str, Any]) -> None:
+        """The figures to be shown from now on."""
+        self._figures = "  ".join(f"{name} {row[name]:.4g}" for name in _SHOWN if name in row)
+        if self._bar is not None and self._row is not None:
+            self._bar.update(self._row, figures=self._figures)
 
 
 class Course(Protocol):
@@ -55,3 +109,38 @@ class Course(Protocol):
     def save(self, path: Path, more: dict[str, Any]) -> None:
         """Write a checkpoint with ``more`` in it. All processes must call it; the first one writes."""
         ...
+
+
+class Observer:
+    """A watcher of a training. Nothing here does anything; a subclass does.
+
+    Every process has observers of its own.
+    """
+
+    can_resume: ClassVar[bool] = False
+    """True where it writes checkpoints, so that a signal may stop training after a step."""
+
+    def on_train_start(self, training: Course) -> None:
+        """Before the first step, or before the first after a checkpoint."""
+
+    def on_round_start(self, training: Course) -> None:
+        """Before the first step of a round, or before the first after a checkpoint."""
+
+    def on_step_start(self, training: Course) -> None:
+        """Before a step; its batches have been read."""
+
+    def on_step_end(self, training: Course, batches: list[Any]) -> None:
+        """After a step, with the batches that this process has read for it."""
+
+    def on_round_end(self, training: Course) -> None:
+        """After a round and its evaluation; ``training.round`` counts it."""
+
+    def on_stop(self, training: Course) -> None:
+        """After a step inside a round, when a signal ends training there."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Read its part of a checkpoint, before anything else does.
+
+        Raises:
+            InputError: for the checkpoint of another run.
+        """

@@ -21,12 +21,11 @@ from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.core.sharding import ReadsSequence, shard_sequence
 from kernel_attention.errors import InputError
 from kernel_attention.training.checkpoint import read_state, write_state
+from kernel_attention.training.course import Observer, ProgressBar
 from kernel_attention.training.modes import get_generators, plain_modes, set_generators
-from kernel_attention.training.observer import Observer
 from kernel_attention.training.processes import ALONE, Processes, ProcessPlace
-from kernel_attention.training.progress import ProgressBar
+from kernel_attention.training.samplers import Share, shared_loader
 from kernel_attention.training.settings import TrainSettings
-from kernel_attention.training.shares import Share, shared_loader
 from kernel_attention.training.stopping import StopRequest
 from kernel_attention.training.task import TrainingTask
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kernel_attention.training.course import Course
-from kernel_attention.training.observer import Observer
+from kernel_attention.training.course import Course, Observer
 
 
 class Recorder(Observer):

@@ -1,14 +1,19 @@
-"""The order of cases, which depends on (seed, epoch) alone, and batches by steps instead of epochs."""
+"""The order of cases, which depends on (seed, epoch) alone; batches by steps; a process's part of a batch.
+
+All processes draw the same batches, of the sequences of a whole step. Each is cut into parts whose sizes
+differ by at most one. So a run on several devices sees the batches of one device with the larger batch,
+whatever the order of the cases depends on.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from kernel_attention.errors import InputError
 
@@ -97,3 +102,71 @@ class StepSampler(Sampler[list[Case]], Generic[Case]):
             if epoch != drawn:
                 drawn, batches = epoch, self.batches(epoch)
             yield batches[place]
+
+
+class Share(NamedTuple):
+    """A part of a batch.
+
+    batch: as the loader makes it of the part's cases.
+    counts: False where the batch had fewer cases than parts. Its first case then stands in for the part, so
+        that the process stays in step with the others.
+    """
+
+    batch: Any
+    counts: bool = True
+
+
+class _Cases(NamedTuple):
+    cases: list[Any]
+    counts: bool
+
+
+class _ShareSampler(Sampler[_Cases]):
+    def __init__(self, loader: DataLoader, share: int, shares: int, passes: int) -> None:
+        self.batches: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self.share, self.shares, self.passes = share, shares, passes
+
+    def __len__(self) -> int:
+        return len(self.batches) * self.passes
+
+    def __iter__(self) -> Iterator[_Cases]:
+        parts = self.shares * self.passes
+        for batch in self.batches:
+            for part in range(self.share * self.passes, (self.share + 1) * self.passes):
+                own = batch[len(batch) * part // parts : len(batch) * (part + 1) // parts]
+                yield _Cases(own or batch[:1], bool(own))
+
+
+class _Shares(Dataset[Share]):
+    def __init__(self, loader: DataLoader) -> None:
+        self.cases: Any = loader.dataset
+        self.collate = loader.collate_fn
+        self.makes_batches = loader.batch_sampler is None  # of a list of cases
+
+    def __getitem__(self, part: _Cases) -> Share:
+        if self.makes_batches:
+            return Share(self.cases[part.cases], part.counts)
+        fetch = getattr(self.cases, "__getitems__", None)
+        cases = [self.cases[case] for case in part.cases] if fetch is None else fetch(part.cases)
+        return Share(self.collate(cases), part.counts)
+
+
+def shared_loader(loader: DataLoader, share: int, shares: int, passes: int = 1) -> DataLoader[Share]:
+    """A loader of ``passes`` parts of each batch: those of process ``share`` of ``shares``.
+
+    The order is that of the loader's own sampler.
+
+    Args:
+        loader: of batches of cases; its sampler, or its batch sampler, gives a list of them for each batch.
+        share: which part, from 0.
+        shares: their number.
+        passes: parts of one process.
+    """
+    return DataLoader(
+        _Shares(loader),
+        batch_size=None,
+        sampler=_ShareSampler(loader, share, shares, passes),
+        num_workers=loader.num_workers,
+        persistent_workers=loader.persistent_workers,
+        generator=loader.generator,
+    )

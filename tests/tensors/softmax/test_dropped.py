@@ -10,8 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kernel_attention.tensors.recompute import formulas_only
 from kernel_attention.tensors.softmax import dropped
-from kernel_attention.tensors.softmax.dropped import softmax_dropout_attention
-from kernel_attention.tensors.softmax.weights import additive_mask
+from kernel_attention.tensors.softmax.dropped import additive_mask, softmax_dropout_attention
 
 B, H, N, S, P, P_V = 2, 3, 7, 5, 2, 4
 RATE = 0.3

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from kernel_attention.errors import InputError
 from kernel_attention.fields import Count
-from kernel_attention.models.positions import PositionClassifier
+from kernel_attention.models.tokens import PositionClassifier
 from kernel_attention.series.outputs import batch_outputs
 from kernel_attention.training.task import SameLossTask
 from kernel_attention_lab.data.positions import make_position_task

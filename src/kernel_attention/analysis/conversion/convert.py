@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.analysis.conversion import selection
-from kernel_attention.analysis.conversion.agreement import measure_agreement
 from kernel_attention.analysis.conversion.checkpoint import Checkpoint, digest
 from kernel_attention.analysis.conversion.cost import LENGTHS, LayerPrice, measure_price
 from kernel_attention.analysis.conversion.recording import (
@@ -28,11 +27,12 @@ from kernel_attention.analysis.conversion.recording import (
     record,
 )
 from kernel_attention.analysis.conversion.report import ConversionReport, ConvertedLayer, LayerPrices
-from kernel_attention.analysis.conversion.start import start_layer
+from kernel_attention.analysis.conversion.selection import measure_agreement
 from kernel_attention.analysis.conversion.transfer import (
     Descent,
     evaluating,
     relative_error,
+    start_layer,
     train_whole,
     transfer_attention,
 )

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.hosts.masks import padding_of_tokens, verify
-from kernel_attention.hosts.packing import PACKING, along_rows, read_packing
+from kernel_attention.hosts.masks import PACKING, along_rows, padding_of_tokens, read_packing, verify
 from kernel_attention.tensors.packing import PackedSequences
 
 _PACKED = "this model reads no packed texts: give every text a row of its own, and attention_mask"

@@ -26,7 +26,7 @@ from kernel_attention.hosts.hugging_face.arguments import (
     without_padding,
 )
 from kernel_attention.hosts.hugging_face.configuration import KernelAttentionConfig
-from kernel_attention.hosts.packing import PACKING
+from kernel_attention.hosts.masks import PACKING
 from kernel_attention.hosts.restoring import include_auxiliary_loss
 from kernel_attention.models import CausalLanguageModel, SequenceEncoder
 from kernel_attention.models.language.decoding import DecodingState

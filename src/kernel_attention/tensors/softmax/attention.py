@@ -45,8 +45,12 @@ from kernel_attention.tensors.recompute import (
     is_transformed,
     needs_gradient,
 )
-from kernel_attention.tensors.softmax.dropped import softmax_dropout_attention
-from kernel_attention.tensors.softmax.weights import additive_mask, logit_gradients, softmax_weights
+from kernel_attention.tensors.softmax.dropped import (
+    additive_mask,
+    logit_gradients,
+    softmax_dropout_attention,
+    softmax_weights,
+)
 from kernel_attention.tensors.statistics import accumulation_dtype, exactly
 
 _SLICE = 2**22  # the number of weights that the backward pass holds at a time

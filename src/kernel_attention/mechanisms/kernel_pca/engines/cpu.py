@@ -50,7 +50,7 @@ from kernel_attention.tensors.softmax.attention import (
     empty_by_token,
     has_cpu_kernel,
 )
-from kernel_attention.tensors.softmax.weights import additive_mask
+from kernel_attention.tensors.softmax.dropped import additive_mask
 from kernel_attention.tensors.statistics import exactly, without_autocast
 
 _SLICE = 2**15  # the least numbers of K in a slice: below, the calls would weigh

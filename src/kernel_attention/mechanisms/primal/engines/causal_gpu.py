@@ -19,10 +19,9 @@ from torch.nn.functional import pad
 
 from kernel_attention.mechanisms.primal import seen_rows
 from kernel_attention.mechanisms.primal.engines.one_pass import PrimalCall, PrimalResult, PrimalWeights
-from kernel_attention.tensors.affine import apply_affine, autocast
+from kernel_attention.tensors.affine import apply_affine, autocast, joint_affine
 from kernel_attention.tensors.constants import kept_constant
 from kernel_attention.tensors.features.feature_maps import cosine
-from kernel_attention.tensors.joint_affine import joint_affine
 from kernel_attention.tensors.padding import real_first
 from kernel_attention.tensors.sampling import causal_grid, required_max_len, rows_before
 from kernel_attention.tensors.statistics import (
