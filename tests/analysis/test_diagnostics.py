@@ -17,7 +17,8 @@ from hosts.models_of_hosts import (
 )
 
 import kernel_attention as ka
-from kernel_attention.analysis import capture, diagnose, measures
+from kernel_attention.analysis import capture, diagnose
+from kernel_attention.analysis import layer_measures as measures
 from kernel_attention.models import SequenceEncoder
 from kernel_attention.series import SequenceSplit, make_loader
 from kernel_attention.solvers import eigenvalue_ratios, projection_error, projection_loss

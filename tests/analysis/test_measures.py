@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernel_attention.analysis import measures
+from kernel_attention.analysis import layer_measures as measures
 
 
 @pytest.fixture

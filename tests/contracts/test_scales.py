@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kernel_attention as ka
-from kernel_attention.analysis.measures import mode_singular_values, numerical_rank
+from kernel_attention.analysis.layer_measures import mode_singular_values, numerical_rank
 from kernel_attention.tensors.features.kernel_functions import get_kernel_function
 from kernel_attention.tensors.features.softmax_features import SoftmaxPlusFeatures
 from kernel_attention.tensors.multilinear.unfoldings import leading_eigenvectors, pseudo_inverse

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernel_attention.analysis.measures import above_diagonal
+from kernel_attention.analysis.layer_measures import above_diagonal
 from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError, unknown
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.calls import Objective
-from kernel_attention.core.capabilities import GivenHeads
+from kernel_attention.core.capabilities import GivenHeads, StepByStep
 from kernel_attention.core.engine import REFERENCE, LayerPlan
 from kernel_attention.core.parameters import reset_submodules
-from kernel_attention.core.step_by_step import StepByStep
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 from kernel_attention.memory_limit import require_parameters

@@ -12,8 +12,7 @@ from torch import nn
 
 from kernel_attention.core.layer import AttentionLayer, require_causal_form
 from kernel_attention.errors import InputError
-from kernel_attention.hosts.comparing import HostComparison, compare
-from kernel_attention.hosts.harm import HARM, is_trained, random_error
+from kernel_attention.hosts.comparing import HARM, HostComparison, compare, is_trained, random_error
 from kernel_attention.hosts.interface import InterfaceAttention
 from kernel_attention.hosts.known import (
     HostedAttention,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.mechanisms.sparse.engines.blocked import blocked_attention
+from kernel_attention.mechanisms.sparse.blocked import blocked_attention
 from kernel_attention.memory_limit import require_memory
 from kernel_attention.tensors.blocks import block_causal_attention, softmax_over_blocks
 from kernel_attention.tensors.padding import is_exporting

@@ -22,8 +22,15 @@ from torch import Tensor
 from kernel_attention.core.engine import Engine, Unsupported
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import InputError
-from kernel_attention.mechanisms.primal.engines.folding import FoldedReadout, Readout, fold_readout
-from kernel_attention.mechanisms.primal.engines.map_operator import MapOperator, Sums, TokenPass, Tokens
+from kernel_attention.mechanisms.primal.engines.map_operator import (
+    FoldedReadout,
+    MapOperator,
+    Readout,
+    Sums,
+    TokenPass,
+    Tokens,
+    fold_readout,
+)
 from kernel_attention.mechanisms.primal.engines.one_pass import PrimalCall, PrimalResult, primal_pass
 from kernel_attention.native import TYPES, NativeLibrary, address, matrix_product
 from kernel_attention.tensors.affine import product_dtype
