@@ -23,8 +23,8 @@ from kernel_attention.series.members import Member, seconds_of_case, train_membe
 from kernel_attention.series.outputs import predict_outputs
 from kernel_attention.series.rocket_features import FITTED_CASES
 from kernel_attention.series.settings import MemberSettings
-from kernel_attention.training.devices import training_device
 from kernel_attention.training.modes import in_plain_modes
+from kernel_attention.training.processes import training_device
 
 FEWEST_JUDGED = 20
 """Cases below which none is held out for probabilities, the share of members, or intervals."""

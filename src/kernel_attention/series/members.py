@@ -15,8 +15,7 @@ from kernel_attention.memory_limit import require_memory
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.series.batches import make_loader
 from kernel_attention.series.deadline import Deadline, now
-from kernel_attention.series.outputs import predict_outputs
-from kernel_attention.series.readout import fit_readout
+from kernel_attention.series.outputs import fit_readout, predict_outputs
 from kernel_attention.series.rocket_features import (
     FITTED_CASES,
     OnFeatures,
@@ -29,10 +28,10 @@ from kernel_attention.series.rocket_features import (
 from kernel_attention.series.settings import MemberSettings
 from kernel_attention.series.splits import SequenceSplit
 from kernel_attention.series.task import TimeSeriesTask
-from kernel_attention.training.devices import training_device
+from kernel_attention.training.course import MemoryRecorder
 from kernel_attention.training.loop import fit
 from kernel_attention.training.modes import plain_modes, private_generators
-from kernel_attention.training.recorder import MemoryRecorder
+from kernel_attention.training.processes import training_device
 
 _BATCH_SIZES = (8, 64)
 _STEPS = (1000, 1500)

@@ -24,11 +24,9 @@ from kernel_attention.testing import (  # noqa: F401
     training,
     transforms,
 )
-from kernel_attention.testing.battery import CHECKS, Check, check_attention, checks_of
-from kernel_attention.testing.decoding import decoded
-from kernel_attention.testing.launches import LaunchCounter, Launches, count_launches, counting_launches
-from kernel_attention.testing.subjects import (
+from kernel_attention.testing.battery import (
     BATCH,
+    CHECKS,
     CONTEXT,
     EMBED_DIM,
     HEAD_DIM,
@@ -37,13 +35,18 @@ from kernel_attention.testing.subjects import (
     LENGTHS,
     MAX_LEN,
     PROMPTS,
+    Check,
     Subject,
+    check_attention,
+    checks_of,
     inputs,
     masks,
     objective,
     right_padding,
     subject,
 )
+from kernel_attention.testing.decoding import decoded
+from kernel_attention.testing.launches import LaunchCounter, Launches, count_launches, counting_launches
 
 __all__ = [
     "BATCH",

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from kernel_attention.core.decoding import reorder
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.testing.battery import check, close
-from kernel_attention.testing.subjects import (
+from kernel_attention.testing.battery import (
     BATCH,
     EMBED_DIM,
     LENGTH,
     PROMPTS,
     Subject,
+    check,
+    close,
     inputs,
     right_padding,
 )

@@ -28,8 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernel_attention.core.calls import Objective
 from kernel_attention.core.objective import collect_objectives
 from kernel_attention.errors import InputError
-from kernel_attention.testing.battery import check
-from kernel_attention.testing.subjects import Subject, inputs, right_padding
+from kernel_attention.testing.battery import Subject, check, inputs, right_padding
 
 _SYNCHRONIZING = {
     "_local_scalar_dense", "equal", "is_nonzero", "item", "masked_select", "nonzero", "unique_consecutive",

@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.objective import auxiliary_loss, collect_objectives
-from kernel_attention.testing.battery import check, close, required
-from kernel_attention.testing.subjects import (
+from kernel_attention.testing.battery import (
     BATCH,
     EMBED_DIM,
     LENGTH,
     Subject,
+    check,
+    close,
     inputs,
     objective,
+    required,
     right_padding,
 )
 

@@ -9,16 +9,18 @@ from torch import Tensor
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.objective import auxiliary_loss, collect_objectives
-from kernel_attention.testing.battery import check, close, required
-from kernel_attention.testing.subjects import (
+from kernel_attention.testing.battery import (
     BATCH,
     EMBED_DIM,
     LENGTH,
     LENGTHS,
     Subject,
+    check,
+    close,
     inputs,
     masks,
     objective,
+    required,
     right_padding,
 )
 

@@ -8,15 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.testing.battery import check, close, refused
-from kernel_attention.testing.subjects import (
+from kernel_attention.testing.battery import (
     BATCH,
     CONTEXT,
     EMBED_DIM,
     HEADS,
     LENGTH,
     Subject,
+    check,
+    close,
     inputs,
+    refused,
     right_padding,
 )
 

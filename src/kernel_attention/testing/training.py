@@ -16,8 +16,16 @@ from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.objective import auxiliary_loss
 from kernel_attention.core.penalized import PenalizedModule
 from kernel_attention.errors import InputError
-from kernel_attention.testing.battery import check, close, required
-from kernel_attention.testing.subjects import EMBED_DIM, Subject, inputs, objective, right_padding
+from kernel_attention.testing.battery import (
+    EMBED_DIM,
+    Subject,
+    check,
+    close,
+    inputs,
+    objective,
+    required,
+    right_padding,
+)
 
 
 def _step(layer: AttentionLayer, x: Tensor, **arguments: Any) -> tuple[Tensor, dict[str, Tensor]]:

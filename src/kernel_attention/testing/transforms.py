@@ -17,14 +17,16 @@ from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.objective import auxiliary_loss
 from kernel_attention.core.penalized import PenalizedAttention
 from kernel_attention.errors import InputError
-from kernel_attention.testing.battery import check, close, required
-from kernel_attention.testing.subjects import (
+from kernel_attention.testing.battery import (
     EMBED_DIM,
     HEADS,
     LENGTH,
     Subject,
+    check,
+    close,
     inputs,
     objective,
+    required,
     right_padding,
 )
 

@@ -9,9 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernel_attention.training.course import Observer
+    from kernel_attention.training.course import MemoryRecorder, Observer, Recorder
     from kernel_attention.training.loop import Interrupted, fit
-    from kernel_attention.training.recorder import MemoryRecorder, Recorder
     from kernel_attention.training.settings import TrainSettings
     from kernel_attention.training.task import AveragedTask, SameLossTask, TrainingTask
 
@@ -30,9 +29,9 @@ __all__ = [
 _HOMES = {
     "AveragedTask": "task",
     "Interrupted": "loop",
-    "MemoryRecorder": "recorder",
-    "Observer": "observer",
-    "Recorder": "recorder",
+    "MemoryRecorder": "course",
+    "Observer": "course",
+    "Recorder": "course",
     "SameLossTask": "task",
     "TrainSettings": "settings",
     "TrainingTask": "task",

@@ -1,12 +1,21 @@
-"""The trainer's state: written by atomic rename, read back without executing anything from the file."""
+"""The trainer's state, and the stop between two steps that it goes on from.
+
+It is written by atomic rename, and read back without executing anything from the file.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
+import signal
+import sys
+import threading
 import warnings
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
 import torch
@@ -98,3 +107,40 @@ def check_checkpoint(path: Path) -> None:
         raise InputError(f"checkpoint {path}: truncated or not a checkpoint ({reason})") from None
     if damaged is not None:
         raise InputError(f"checkpoint {path}: damaged, its part {damaged} does not have its checksum or kind")
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """Records the first Ctrl-C or SIGTERM; a second signal raises KeyboardInterrupt at once.
+
+    An interrupted step leaves weights, moments and random numbers that belong to no step, and no run could
+    resume from them. Signals reach only the main thread; in another thread nothing is recorded.
+
+    Attributes:
+        is_made: whether a signal has come.
+    """
+
+    def __init__(self) -> None:
+        self.is_made = False
+
+    @contextlib.contextmanager
+    def listening(self, wanted: bool = True) -> Iterator[None]:
+        """Record signals within the block, where ``wanted``."""
+        if not wanted or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.is_made:
+            raise KeyboardInterrupt
+        self.is_made = True
+        if sys.stderr is not None and sys.stderr.isatty():
+            print("\nstopping after this step (Ctrl-C again: at once)", file=sys.stderr)

@@ -20,13 +20,12 @@ from torch.utils.data import DataLoader
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.core.sharding import ReadsSequence, shard_sequence
 from kernel_attention.errors import InputError
-from kernel_attention.training.checkpoint import read_state, write_state
+from kernel_attention.training.checkpoint import StopRequest, read_state, write_state
 from kernel_attention.training.course import Observer, ProgressBar
 from kernel_attention.training.modes import get_generators, plain_modes, set_generators
 from kernel_attention.training.processes import ALONE, Processes, ProcessPlace
 from kernel_attention.training.samplers import Share, shared_loader
 from kernel_attention.training.settings import TrainSettings
-from kernel_attention.training.stopping import StopRequest
 from kernel_attention.training.task import TrainingTask
 
 if TYPE_CHECKING:  # Fabric takes seconds to import, and some programs train nothing
@@ -49,7 +48,7 @@ def make_fabric(settings: TrainSettings, place: ProcessPlace) -> Fabric:
     from lightning_fabric import Fabric
     from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-    from kernel_attention.training.devices import resolve_precision
+    from kernel_attention.training.processes import resolve_precision
     from kernel_attention.training.strategies import PlaceEnvironment, make_strategy
 
     try:

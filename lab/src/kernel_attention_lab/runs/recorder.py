@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.training.course import Course
-from kernel_attention.training.recorder import Recorder
+from kernel_attention.training.course import Course, Recorder
 from kernel_attention.weights import write_weights
 from kernel_attention_lab.peak_memory import peak_resident
 from kernel_attention_lab.run_folder import kept_weights_path

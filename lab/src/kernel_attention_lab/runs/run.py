@@ -22,9 +22,14 @@ from kernel_attention.atomic import is_unfinished, remove_unfinished
 from kernel_attention.errors import InputError
 from kernel_attention.notes import note_once
 from kernel_attention.training.checkpoint import check_checkpoint
-from kernel_attention.training.devices import training_device, with_precision
 from kernel_attention.training.loop import check_trainer, fit
-from kernel_attention.training.processes import Processes, ProcessPlace, joined
+from kernel_attention.training.processes import (
+    Processes,
+    ProcessPlace,
+    joined,
+    training_device,
+    with_precision,
+)
 from kernel_attention.version import __version__
 from kernel_attention.weights import read_weights
 from kernel_attention_lab.lock import LOCK_NAME, locked

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from kernel_attention.errors import InputError
 from kernel_attention.fields import field_names
 from kernel_attention.series import SequenceSplit
-from kernel_attention.training.devices import training_device
+from kernel_attention.training.processes import training_device
 from kernel_attention.weights import read_weights
 from kernel_attention_lab.data.archive import resolve_root
 from kernel_attention_lab.families import read_keys

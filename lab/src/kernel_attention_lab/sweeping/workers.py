@@ -18,8 +18,8 @@ from optuna.trial import Trial, TrialState
 from kernel_attention.atomic import is_unfinished
 from kernel_attention.errors import InputError
 from kernel_attention.notes import note, notes_on_stderr
-from kernel_attention.training.devices import with_precision
 from kernel_attention.training.loop import check_trainer
+from kernel_attention.training.processes import with_precision
 from kernel_attention_lab.child_process import stop_with_parent
 from kernel_attention_lab.extras import install_hint
 from kernel_attention_lab.lock import HeldByAnother

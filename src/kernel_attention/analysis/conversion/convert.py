@@ -19,14 +19,20 @@ from torch import Tensor, nn
 
 from kernel_attention.analysis.conversion import selection
 from kernel_attention.analysis.conversion.checkpoint import Checkpoint, digest
-from kernel_attention.analysis.conversion.cost import LENGTHS, LayerPrice, measure_price
 from kernel_attention.analysis.conversion.recording import (
     AttentionCall,
     Recording,
     projection_beside,
     record,
 )
-from kernel_attention.analysis.conversion.report import ConversionReport, ConvertedLayer, LayerPrices
+from kernel_attention.analysis.conversion.report import (
+    LENGTHS,
+    ConversionReport,
+    ConvertedLayer,
+    LayerPrice,
+    LayerPrices,
+    measure_price,
+)
 from kernel_attention.analysis.conversion.selection import measure_agreement
 from kernel_attention.analysis.conversion.transfer import (
     Descent,

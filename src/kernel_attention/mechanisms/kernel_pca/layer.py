@@ -16,10 +16,14 @@ from kernel_attention.core.query_key_value import identity_values
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.mechanisms.kernel_pca.engines.call import Heads, PursuitCall
 from kernel_attention.mechanisms.kernel_pca.engines.cpu import FUSED
 from kernel_attention.mechanisms.kernel_pca.engines.gpu import TRITON
-from kernel_attention.mechanisms.kernel_pca.engines.steps import has_few_launches, pursuit_in_few_launches
+from kernel_attention.mechanisms.kernel_pca.engines.steps import (
+    Heads,
+    PursuitCall,
+    has_few_launches,
+    pursuit_in_few_launches,
+)
 from kernel_attention.mechanisms.kernel_pca.functional import (
     CONVENTIONS,
     Convention,

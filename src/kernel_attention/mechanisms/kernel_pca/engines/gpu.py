@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernel_attention.core.engine import Engine, Unsupported
 from kernel_attention.errors import InputError
-from kernel_attention.mechanisms.kernel_pca.engines.call import PursuitCall
+from kernel_attention.mechanisms.kernel_pca.engines.steps import PursuitCall
 from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings, pursuit_gradients
 from kernel_attention.tensors.gpu import why_not_measured
 from kernel_attention.tensors.padding import zero_padding
