@@ -22,19 +22,13 @@ from kernel_attention.fields import (
     Whole,
     check_fields,
     checked,
-    field_helps,
     field_names,
 )
 
 
 @dataclass(frozen=True)
 class Base:
-    """A base.
-
-    Args:
-        count: how many; a long
-            explanation.
-    """
+    """A base."""
 
     count: Count = 1
     whole: Whole = 0
@@ -42,13 +36,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Example(Base):
-    """Settings of every kind.
-
-    Args:
-        word: a name.
-
-    Not of this: it stands after the arguments.
-    """
+    """Settings of every kind."""
 
     number: Number = 0.0
     positive: Positive = 1.0
@@ -150,7 +138,3 @@ def test_a_field_is_checked_alone_too():
     assert checked(Example, "number", np.float64(1.5)) == 1.5
     with pytest.raises(InputError, match=r"^here must be a finite number$"):
         checked(Example, "number", "x", "here")
-
-
-def test_helps_are_the_docstrings_of_the_class_and_its_bases():
-    assert field_helps(Example) == {"count": "how many; a long explanation.", "word": "a name."}

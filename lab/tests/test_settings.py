@@ -8,18 +8,35 @@ from typing import Any, Literal
 import pytest
 
 from kernel_attention.errors import InputError
-from kernel_attention.fields import Count, Number, field_helps, field_names
-from kernel_attention_lab.arguments import from_text
+from kernel_attention.fields import Count, Number, field_names
+from kernel_attention_lab.arguments import field_helps, from_text
 from kernel_attention_lab.options import COMMANDS
 from kernel_attention_lab.plain_yaml import parse_yaml, read_yaml
 from kernel_attention_lab.tasks.registry import recipe_class, task_names
 
 
 @dataclass(frozen=True)
-class Example:
-    """Settings of several kinds."""
+class Base:
+    """Settings of a base.
+
+    Args:
+        count: how many; a long
+            explanation.
+    """
 
     count: Count = 1
+
+
+@dataclass(frozen=True)
+class Example(Base):
+    """Settings of several kinds.
+
+    Args:
+        word: a name.
+
+    Not of this: it stands after the arguments.
+    """
+
     number: Number = 0.0
     flag: bool = False
     word: str = ""
@@ -43,6 +60,10 @@ def test_what_is_typed_is_read_as_yaml_but_for_words():
         from_text(Example, "count", "1.5", "--count '1.5'")
     with pytest.raises(InputError, match=r"^--anything '\{': not valid YAML"):
         from_text(Example, "anything", "{", "--anything '{'")
+
+
+def test_helps_are_the_docstrings_of_the_class_and_its_bases():
+    assert field_helps(Example) == {"count": "how many; a long explanation.", "word": "a name."}
 
 
 @pytest.mark.parametrize("settings", [*COMMANDS.values(), *map(recipe_class, task_names())])

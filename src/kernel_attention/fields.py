@@ -53,14 +53,6 @@ def field_names(settings: type) -> list[str]:
     return [entry.name for entry in dataclasses.fields(settings)]
 
 
-def field_helps(settings: type) -> dict[str, str]:
-    """The meaning of every field, from the ``Args`` of the class and of its bases."""
-    helps: dict[str, str] = {}
-    for base in reversed(settings.__mro__):
-        helps |= _documented(base.__doc__ or "")
-    return helps
-
-
 def check_fields(settings: Any) -> None:
     """Convert every field of an instance to its type; InputError for the first wrong value."""
     for name in field_names(type(settings)):
@@ -88,11 +80,6 @@ def checked(settings: type, name: str, value: Any, label: str | None = None) -> 
     near = nearest(value, schema["enum"], count=1) if "enum" in schema else []
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise InputError(f"{what} must be {accepted(schema)}{hint}")
-
-
-def field_metadata(settings: type, name: str) -> tuple[Any, ...]:
-    """The metadata in the ``Annotated`` of the field."""
-    return getattr(_hints(settings)[name], "__metadata__", ())
 
 
 @functools.cache
@@ -165,24 +152,3 @@ def _hints(settings: type) -> dict[str, Any]:
 @functools.cache
 def _validator(settings: type, name: str) -> TypeAdapter[Any]:
     return TypeAdapter(_hints(settings)[name])
-
-
-def _documented(docstring: str) -> dict[str, str]:
-    """{name: text} of the section ``Args`` of a docstring."""
-    lines = iter(docstring.splitlines())
-    helps: dict[str, str] = {}
-    name, indent = "", 0
-    for line in lines:
-        if line.strip() == "Args:":
-            break
-    for line in lines:
-        depth = len(line) - len(line.lstrip())
-        if not line.strip():
-            break
-        indent = indent or depth
-        if depth == indent:
-            name, _, text = line.strip().partition(": ")
-            helps[name] = text
-        else:
-            helps[name] += f" {line.strip()}"
-    return helps

@@ -22,7 +22,7 @@ from kernel_attention.series.members import (
     automatic_steps,
     train_member,
 )
-from kernel_attention.series.outputs import fit_temperature
+from kernel_attention.series.readout import fit_temperature
 from kernel_attention.series.settings import MemberSettings
 from kernel_attention.series.task import SequenceTask, TimeSeriesTask
 

@@ -12,7 +12,7 @@ import dataclasses
 import re
 from collections.abc import Collection
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_type_hints
 
 from kernel_attention.errors import InputError, nearest, unknown
 from kernel_attention.version import __version__
@@ -118,8 +118,6 @@ class _Line:
         Positional fields appear in the help text alone, because argparse would assign the words before it has
         seen all options.
         """
-        from kernel_attention.fields import field_helps
-
         parser = _Parser(
             usage=f"kernel-attention {self.options.usage}",
             description=" ".join((self.options.__doc__ or "").partition("Args:")[0].split()),
@@ -140,9 +138,7 @@ class _Line:
 
     def is_positional(self, name: str) -> bool:
         """Return whether the field's value is given without its name."""
-        from kernel_attention.fields import field_metadata
-
-        return POSITIONAL in field_metadata(self.owners[name], name)
+        return POSITIONAL in _metadata(self.owners[name], name)
 
     def positionals(self, words: list[str]) -> dict[str, Any]:
         """The positional words, by the field they fill."""
@@ -265,9 +261,9 @@ def _join_numbers(words: list[str], takers: Collection[str]) -> list[str]:
 
 def _form(settings: type, name: str) -> dict[str, Any]:
     """The number of words that the option takes, and their name in the help."""
-    from kernel_attention.fields import field_metadata, field_schema
+    from kernel_attention.fields import field_schema
 
-    for entry in field_metadata(settings, name):
+    for entry in _metadata(settings, name):
         if isinstance(entry, Repeated):
             return {"action": "append", "metavar": entry.metavar}
     schema = field_schema(settings, name)
@@ -298,3 +294,37 @@ def from_text(settings: type, name: str, text: str, label: str) -> Any:
 
     value = text if field_schema(settings, name).get("type") == "string" else parse_yaml(text, label)
     return checked(settings, name, value, label)
+
+
+def _metadata(settings: type, name: str) -> tuple[Any, ...]:
+    """The metadata in the ``Annotated`` of the field."""
+    return getattr(get_type_hints(settings, include_extras=True)[name], "__metadata__", ())
+
+
+def field_helps(settings: type) -> dict[str, str]:
+    """The meaning of every field, from the ``Args`` of the class and of its bases."""
+    helps: dict[str, str] = {}
+    for base in reversed(settings.__mro__):
+        helps |= _documented(base.__doc__ or "")
+    return helps
+
+
+def _documented(docstring: str) -> dict[str, str]:
+    """{name: text} of the section ``Args`` of a docstring."""
+    lines = iter(docstring.splitlines())
+    helps: dict[str, str] = {}
+    name, indent = "", 0
+    for line in lines:
+        if line.strip() == "Args:":
+            break
+    for line in lines:
+        depth = len(line) - len(line.lstrip())
+        if not line.strip():
+            break
+        indent = indent or depth
+        if depth == indent:
+            name, _, text = line.strip().partition(": ")
+            helps[name] = text
+        else:
+            helps[name] += f" {line.strip()}"
+    return helps

@@ -11,8 +11,9 @@ import torch
 import yaml
 from runs.small_runs import SMALL, train_small
 
-from kernel_attention.training.processes import has_bfloat16, resolve_precision, with_precision
+from kernel_attention.training.processes import has_bfloat16, resolve_precision
 from kernel_attention_lab.runs import list_recipes, read_recipe
+from kernel_attention_lab.runs.launch import with_precision
 from kernel_attention_lab.tasks import Recipe, make_recipe
 
 CPUINFO = Path("/proc/cpuinfo")

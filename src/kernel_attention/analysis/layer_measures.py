@@ -15,13 +15,11 @@ from kernel_attention.analysis.captured import (
     scores,
 )
 from kernel_attention.errors import InputError
+from kernel_attention.tensors.multilinear.unfoldings import unfold
 from kernel_attention.tensors.sampling import evenly_spaced
 
 if TYPE_CHECKING:
     from kernel_attention.solvers import ProjectionLoss
-
-
-from kernel_attention.tensors.multilinear.unfoldings import unfold
 
 
 def singular_values(matrix: Tensor) -> Tensor:

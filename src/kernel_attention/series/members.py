@@ -15,7 +15,8 @@ from kernel_attention.memory_limit import require_memory
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.series.batches import make_loader
 from kernel_attention.series.deadline import Deadline, now
-from kernel_attention.series.outputs import fit_readout, predict_outputs
+from kernel_attention.series.outputs import predict_outputs
+from kernel_attention.series.readout import fit_readout
 from kernel_attention.series.rocket_features import (
     FITTED_CASES,
     OnFeatures,

@@ -6,26 +6,19 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
 
 from kernel_attention.errors import InputError
+from kernel_attention.training.settings import Precision
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-
-import dataclasses
-import warnings
-from typing import Literal, Protocol, TypeVar
-
-from kernel_attention.training.settings import Precision
 
 _PATIENCE = timedelta(days=7)  # the others wait while the first evaluates a test split
 _MEETING = timedelta(hours=1)  # for all processes to come
@@ -51,28 +44,6 @@ class ProcessPlace:
     def is_first(self) -> bool:
         """True where this process writes the run folder and speaks to the user."""
         return self.rank == 0
-
-
-def place_from_environment() -> ProcessPlace | None:
-    """The place that torchrun gave this process; None where it was started alone."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    if not all(os.environ.get(name, "").isdecimal() for name in names):
-        return None
-    return ProcessPlace(*(int(os.environ[name]) for name in names))
-
-
-def started_devices() -> dict[str, int]:
-    """The keys ``devices`` and ``num_nodes`` of the processes that torchrun has started; none without it."""
-    place = place_from_environment()
-    if place is None or place.world == 1:
-        return {}
-    return {"devices": place.local_world, "num_nodes": place.world // place.local_world}
-
-
-def is_first_process() -> bool:
-    """True where this process speaks to the user: it was started alone, or is the first one of torchrun."""
-    place = place_from_environment()
-    return place is None or place.is_first
 
 
 class Processes:
@@ -190,30 +161,11 @@ class HasPrecision(Protocol):
         ...
 
 
-Settings = TypeVar("Settings", bound=HasPrecision)
-
-
 def resolve_precision(settings: HasPrecision) -> Resolved:
     """The precision of settings; of ``auto``, bf16-mixed where the processor has it, else 32-true."""
     if settings.precision != "auto":
         return settings.precision
     return "bf16-mixed" if has_bfloat16(training_device(settings.accelerator)) else "32-true"
-
-
-def with_precision(settings: Settings) -> Settings:
-    """The settings with their precision resolved.
-
-    Warns where bfloat16 is asked for and the processor lacks it. PyTorch then emulates it: the figures are
-    the same, but a step can take ten times as long as in 32-true.
-    """
-    device = training_device(settings.accelerator)
-    if settings.precision == "bf16-mixed" and not has_bfloat16(device):
-        warnings.warn(
-            f"precision=bf16-mixed: this processor ({device.type}) has no bfloat16 arithmetic; emulated, it "
-            "can be ten times slower than 32-true (precision=auto takes bf16-mixed only where it is fast)",
-            stacklevel=3,
-        )
-    return dataclasses.replace(settings, precision=resolve_precision(settings))  # type: ignore[type-var]
 
 
 def has_bfloat16(device: torch.device) -> bool:

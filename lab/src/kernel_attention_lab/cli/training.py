@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def train_command(options: Train, typed: dict[str, Any]) -> int:
     """Train a recipe, or go on with a run."""
-    from kernel_attention.training.processes import started_devices
+    from kernel_attention_lab.runs.launch import started_devices
     from kernel_attention_lab.runs.recipe_files import read_recipe
     from kernel_attention_lab.runs.saved import read_config
     from kernel_attention_lab.tasks.registry import make_recipe, recipe_plugins
@@ -109,10 +109,15 @@ def _run_training(
 ) -> int:
     from rich.console import Console
 
-    from kernel_attention.training.processes import ProcessPlace, is_first_process, place_from_environment
+    from kernel_attention.training.processes import ProcessPlace
     from kernel_attention_lab.reporting import summary_table
     from kernel_attention_lab.runs import train
-    from kernel_attention_lab.runs.launch import ProcessFailed, run_under_torchrun
+    from kernel_attention_lab.runs.launch import (
+        ProcessFailed,
+        is_first_process,
+        place_from_environment,
+        run_under_torchrun,
+    )
     from kernel_attention_lab.runs.run import checked_experiment
 
     data_root, resume = options.data_root, options.resume is not None

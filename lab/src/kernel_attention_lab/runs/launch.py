@@ -1,21 +1,53 @@
-"""The processes of a run on several devices, which torchrun starts: from a shell, or here for the command."""
+"""The processes of a run, which torchrun starts from a shell or here for the command, and their precision."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import sys
 import threading
 import time
 import uuid
+import warnings
+from typing import TypeVar
 
 from kernel_attention.errors import InputError
-from kernel_attention.training.processes import ProcessPlace, place_from_environment
+from kernel_attention.training.processes import (
+    ProcessPlace,
+    has_bfloat16,
+    resolve_precision,
+    training_device,
+)
 from kernel_attention_lab.tasks.recipe import BaseRecipe
+
+Recipe = TypeVar("Recipe", bound=BaseRecipe)
 
 
 class ProcessFailed(OSError):
     """A process of the run failed, and could not say why."""
+
+
+def place_from_environment() -> ProcessPlace | None:
+    """The place that torchrun gave this process; None where it was started alone."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if not all(os.environ.get(name, "").isdecimal() for name in names):
+        return None
+    return ProcessPlace(*(int(os.environ[name]) for name in names))
+
+
+def started_devices() -> dict[str, int]:
+    """The keys ``devices`` and ``num_nodes`` of the processes that torchrun has started; none without it."""
+    place = place_from_environment()
+    if place is None or place.world == 1:
+        return {}
+    return {"devices": place.local_world, "num_nodes": place.world // place.local_world}
+
+
+def is_first_process() -> bool:
+    """True where this process speaks to the user: it was started alone, or is the first one of torchrun."""
+    place = place_from_environment()
+    return place is None or place.is_first
 
 
 def recipe_place(recipe: BaseRecipe) -> ProcessPlace:
@@ -41,6 +73,22 @@ def recipe_place(recipe: BaseRecipe) -> ProcessPlace:
             f"recipe asks for devices={recipe.devices} on num_nodes={recipe.num_nodes}"
         )
     return place
+
+
+def with_precision(recipe: Recipe) -> Recipe:
+    """The recipe with its precision resolved.
+
+    Warns where bfloat16 is asked for and the processor lacks it. PyTorch then emulates it: the figures are
+    the same, but a step can take ten times as long as in 32-true.
+    """
+    device = training_device(recipe.accelerator)
+    if recipe.precision == "bf16-mixed" and not has_bfloat16(device):
+        warnings.warn(
+            f"precision=bf16-mixed: this processor ({device.type}) has no bfloat16 arithmetic; emulated, it "
+            "can be ten times slower than 32-true (precision=auto takes bf16-mixed only where it is fast)",
+            stacklevel=3,
+        )
+    return dataclasses.replace(recipe, precision=resolve_precision(recipe))
 
 
 def run_under_torchrun(processes: int, words: list[str]) -> int:

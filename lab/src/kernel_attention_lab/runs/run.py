@@ -28,7 +28,6 @@ from kernel_attention.training.processes import (
     ProcessPlace,
     joined,
     training_device,
-    with_precision,
 )
 from kernel_attention.version import __version__
 from kernel_attention.weights import read_weights
@@ -37,7 +36,7 @@ from kernel_attention_lab.provenance import code_revision, processor_name
 from kernel_attention_lab.reporting import write_report
 from kernel_attention_lab.run_folder import is_number, read_json
 from kernel_attention_lab.runs.files import write_arrays, write_json, write_yaml
-from kernel_attention_lab.runs.launch import end_with_torchrun, recipe_place
+from kernel_attention_lab.runs.launch import end_with_torchrun, recipe_place, with_precision
 from kernel_attention_lab.runs.loggers import RunLoggers, require_loggers
 from kernel_attention_lab.runs.recorder import RunRecorder, make_recorder
 from kernel_attention_lab.runs.saved import find_data_root, read_facts, recorded_data_root, require_same_data

@@ -19,12 +19,12 @@ from kernel_attention.atomic import is_unfinished
 from kernel_attention.errors import InputError
 from kernel_attention.notes import note, notes_on_stderr
 from kernel_attention.training.loop import check_trainer
-from kernel_attention.training.processes import with_precision
 from kernel_attention_lab.child_process import stop_with_parent
 from kernel_attention_lab.extras import install_hint
 from kernel_attention_lab.lock import HeldByAnother
 from kernel_attention_lab.plugins import load_plugins, loaded_plugins
 from kernel_attention_lab.run_folder import RunFolder
+from kernel_attention_lab.runs.launch import with_precision
 from kernel_attention_lab.runs.run import train
 from kernel_attention_lab.runs.saved import read_config
 from kernel_attention_lab.sweeping.study import GRACE, POINTS, SweepFolder, open_sweep, storing

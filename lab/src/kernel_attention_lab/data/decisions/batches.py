@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from kernel_attention.training.samplers import StepSampler
 from kernel_attention_lab.data.decisions.episodes import Episodes
+from kernel_attention_lab.data.step_sampler import StepSampler
 
 TOKENS_PER_STEP = 3  # return-to-go, state, action
 

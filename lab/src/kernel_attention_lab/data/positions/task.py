@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from kernel_attention.fields import Count, check_fields
-from kernel_attention.training.samplers import StepSampler
+from kernel_attention_lab.data.step_sampler import StepSampler
 from kernel_attention_lab.data.texts.text import IGNORED
 
 _STREAMS = {"train": 0, "validation": 1, "test": 2}

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from kernel_attention.training.samplers import EpochSampler, StepSampler
+from kernel_attention.training.samplers import EpochSampler
+from kernel_attention_lab.data.step_sampler import StepSampler
 from kernel_attention_lab.data.texts.text import pack_contexts
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from kernel_attention.series import Batch
-from kernel_attention.training.samplers import StepSampler
+from kernel_attention_lab.data.step_sampler import StepSampler
 from kernel_attention_lab.data.tokens.sets import TokenSplit
 
 _POOL = 50
