@@ -23,17 +23,13 @@ def ridge_solution(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
 
 @torch.no_grad()
 def fit_output_map(layer: PrimalAttention, scores: Tensor, target: Tensor, ridge: float) -> None:
-    """Fit ``concat`` (p x 2s, one for all heads) and ``out_proj`` (d x h p) to ``target``, in place.
+    """Fit ``concat`` (p x 2s, one for all heads) and ``out_proj`` (d x h p) of a layer to ``target`` (T, d),
+    in place.
 
-    y_i = b + sum_h O_h W_c [e_ih; r_ih] is bilinear. With 2s <= p any W_c of full rank serves, and the fit is
-    the unrestricted one. Otherwise W_c starts from the reduced-rank regression of the heads' common
-    directions. Then W_c and O are fitted in turns: O exactly, W_c by conjugate gradients.
-
-    Args:
-        layer: the layer whose parameters are set.
-        scores: [e; r] of T tokens, (h, T, 2s).
-        target: outputs of the same tokens, (T, d).
-        ridge: see ``ridge_solution``.
+    With the scores [e; r] of T tokens, (h, T, 2s), y_i = b + sum_h O_h W_c [e_ih; r_ih] is bilinear. With 2s
+    <= p any W_c of full rank serves, and the fit is the unrestricted one. Otherwise W_c starts from the
+    reduced-rank regression of the heads' common directions, and W_c and O are fitted in turns: O exactly, W_c
+    by conjugate gradients. ``ridge`` is that of ``ridge_solution``.
     """
     heads, tokens, width = scores.shape
     has_bias = layer.out_proj.bias is not None

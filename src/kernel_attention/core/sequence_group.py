@@ -50,16 +50,11 @@ class SequenceGroup:
     def neighbours(
         self, x: Tensor, attention_mask: Tensor | None, before: int, after: int
     ) -> tuple[Tensor, Tensor]:
-        """The real tokens next to this rank's part, zeros beyond the ends of the sequence.
+        """The ``before`` and ``after`` real tokens next to this rank's part x (B, N, d), zeros beyond the
+        sequence.
 
-        Args:
-            x: this rank's part, (B, N, d).
-            attention_mask: (B, N), True = real token; None: all.
-            before: how many tokens before the part; all ranks ask for as many.
-            after: how many after it.
-
-        Returns:
-            (B, before, d) and (B, after, d). Every rank sends the ends of its part, of whatever length.
+        All ranks ask for as many. ``attention_mask`` (B, N), True = real token; None: all. The results are
+        (B, before, d) and (B, after, d). Every rank sends the ends of its part, of whatever length.
         """
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         real = real if attention_mask is None else attention_mask

@@ -58,15 +58,12 @@ def compare(
 ) -> HostComparison:
     """Compare a host's attention with our softmax layer, in evaluation mode and float32.
 
-    Args:
-        module: the host.
-        owners: the modules around it, the outermost first.
-        num_heads: h.
-        longest: the number of tokens that the model states, if it does.
+    ``owners`` are the modules around the host, the outermost first, and ``longest`` the number of tokens that
+    the model states, if it does.
 
     Raises:
-        InputError: for a module that does not attend over tokens, that reads tensors of 4
-            dimensions, or whose output has another shape.
+        InputError: for a module that does not attend over tokens, that reads tensors of 4 dimensions, or
+            whose output has another shape.
     """
     held = [*module.parameters(), *module.buffers()]
     devices = {tensor.device for tensor in held if tensor.device.type == "cuda"}

@@ -146,14 +146,11 @@ def read_packing(
     padding: Tensor | None,
     blocks: PackedSequences | None = None,
 ) -> PackedSequences | None:
-    """The sequences that the arguments of a call find in the rows, end to end; None: every row is one.
+    """The sequences that the arguments of a call find in the rows of x (B, N, ...), end to end; None: every
+    row is one.
 
-    Args:
-        owner: for messages.
-        x: (B, N, ...).
-        given: the arguments by name.
-        padding: (B, N), True = real token; None: all are real. Beside padding, positions may begin anywhere.
-        blocks: the sequences that a mask has found.
+    ``given`` are the arguments by name, ``blocks`` the sequences that a mask has found. Beside ``padding``
+    (B, N), True = real token, positions may begin anywhere.
 
     Raises:
         InputError: for arguments that contradict one another, and under torch.compile for positions that

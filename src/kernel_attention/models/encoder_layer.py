@@ -265,11 +265,11 @@ def create_attentions(
         attention: one mechanism for all layers or a list with one per layer. A mechanism is a name, ``{name:
             options}``, or a class or function that makes a layer from ``(embed_dim, num_heads, **options)``.
         num_layers: number of layers.
-        embed_dim: model width d.
-        num_heads: heads of every layer.
+        embed_dim: d.
+        num_heads: h.
         known: options that the model gives to each mechanism that has them, unless ``attention`` does.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Raises:
         InputError: for an unknown name or option, or a list without one entry per layer.

@@ -47,12 +47,10 @@ class RocketStem(nn.Module):
     """How often random convolutions exceed their thresholds within every patch, then a linear map.
 
     The kernels are MiniRocket's (Dempster et al. 2021): nine taps of -1 and 2 that sum to zero, at dilations
-    up to the length of the series. Each reads a random part of the channels. MiniRocket counts over the whole
-    series; here every patch of ``patch_len`` steps is a token, and attention joins them. Only the linear map
-    learns. A threshold has a narrow slope in place of a jump, so that gradients reach the series.
-
-    The thresholds are quantiles of the convolutions over training series, which ``fit`` sets. Before, they
-    are those of white noise.
+    up to the length of the series, each reading a random part of the channels. MiniRocket counts over the
+    whole series; here every patch of ``patch_len`` steps is a token. Only the linear map learns. A threshold
+    has a narrow slope in place of a jump, so that gradients reach the series. The thresholds are quantiles of
+    the convolutions over training series, which ``fit`` sets, and before of white noise.
 
     Args:
         in_features: channels c.

@@ -29,10 +29,10 @@ class TokenPooling(nn.Module):
     Args:
         kind: "flatten" joins all positions (the papers' head, fixed to max_len). The others read the real
             tokens: their "mean"; "mean_max", the mean and the maximum side by side; "attention", a mean with
-            learnt weights in each of the ``num_heads`` parts of the channels.
+            learnt weights in each of ``num_heads`` parts of the channels.
         max_len: largest number of tokens.
         embed_dim: width d of the tokens.
-        num_heads: parts of the channels for "attention".
+        num_heads: for "attention".
         where: ``device`` and ``dtype`` of the parameters.
 
     Attributes:

@@ -107,9 +107,8 @@ class ConvolutionStem(nn.Module):
 
     The block is InceptionTime's (Ismail Fawaz et al. 2020): a pointwise map to fewer channels, convolutions
     of three lengths and a maximum over three steps beside each other, batch norm. It ends in GELU, and every
-    block but the first has a residual connection. As in ConvTran (Foumani et al. 2024), the result is what
-    the attention layers read. The convolutions of the first block move by ``patch_len`` steps; all others by
-    one.
+    block but the first has a residual connection. As in ConvTran (Foumani et al. 2024), attention reads the
+    result. Only the convolutions of the first block move by ``patch_len`` steps.
 
     Args:
         in_features: channels c.

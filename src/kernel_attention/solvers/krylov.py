@@ -72,7 +72,7 @@ def leading_triplets(
         rank: s.
         n_oversamples: columns of a block beyond s; the gap that convergence depends on is the one after them.
         tol: None: the square root of the precision, where the singular values have all their digits.
-        max_iter: maximum number of passes over the matrix; a RuntimeWarning where it does not suffice.
+        max_iter: passes over the matrix; a RuntimeWarning where they do not suffice.
         generator: of the random start.
     """
     like, (_, m) = operator.like, operator.shape

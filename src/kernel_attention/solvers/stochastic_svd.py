@@ -96,11 +96,10 @@ def stochastic_weights(
 ) -> ScoreWeights:
     """The weights from mini-batches of features, in the memory of O(p b) numbers and one batch.
 
-    The first epoch sketches both samples (``FrequentDirections``). Each later one takes the sums
-    Phi^T (Phi W) over the mini-batches, which makes it a step of block Krylov iteration for
-    (Phi_x^T Phi_x) (Phi_z^T Phi_z), with Rayleigh-Ritz extraction: the error of a direction falls at least by
-    (sigma_{b+1} / sigma_s)^2 an epoch, that of plain block power iteration, and nothing of it is noise, so no
-    step size has to decrease. Sums are kept in float64.
+    The first epoch sketches both samples (``FrequentDirections``). Each later one sums Phi^T (Phi W) over the
+    mini-batches, a step of block Krylov iteration for (Phi_x^T Phi_x) (Phi_z^T Phi_z), with Rayleigh-Ritz
+    extraction: the error of a direction falls at least by (sigma_{b+1} / sigma_s)^2 an epoch, and nothing of
+    it is noise, so no step size has to decrease. Sums are kept in float64.
 
     Args:
         x_batches: features of X.

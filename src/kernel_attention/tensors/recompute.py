@@ -62,13 +62,9 @@ def eager_twin(
 ) -> Callable[..., Any]:
     """The functions of an operator, called as they are where ``needs_operator`` is False.
 
-    An operator's dispatch would cost a small layer a tenth of its training step.
-
-    Args:
-        compute: the operator's function.
-        keep: its ``setup_context``.
-        pull_back: its backward function, which takes the gradients of the outputs.
-        only_first: whether the first output alone is returned; ``keep`` gets them all.
+    An operator's dispatch would cost a small layer a tenth of its training step. ``keep`` is its
+    ``setup_context``, and ``pull_back`` its backward function, which takes the gradients of the outputs.
+    ``only_first``: whether the first output alone is returned; ``keep`` gets them all.
     """
 
     class EagerTwin(torch.autograd.Function):
@@ -131,16 +127,11 @@ def differentiable_gradients(
     needed: Sequence[bool],
     grads: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """The gradients of ``leaves`` by automatic differentiation, with a graph of their own.
+    """The gradients of ``leaves`` that are ``needed``, else None, by automatic differentiation, with a graph
+    of their own.
 
-    Args:
-        outputs: the outputs of the forward pass, computed again from ``leaves``.
-        leaves: from ``differentiable_leaves``.
-        needed: which of the leaves want a gradient.
-        grads: the gradients of the outputs; None for an output that is not used.
-
-    Returns:
-        A gradient for each of ``leaves``, None where it is not needed.
+    ``outputs`` are those of the forward pass, computed again from ``leaves`` (``differentiable_leaves``), and
+    ``grads`` their gradients; None for an output that is not used.
     """
     used = [
         (output, grad)

@@ -88,17 +88,10 @@ def sample_positions(
 def part_positions(
     x: Tensor, num_rows: int, attention_mask: Tensor | None, before: Tensor, total: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """``sample_positions`` where x (B, N, d) is one part of every sequence.
+    """``sample_positions`` of M = ``num_rows`` rows where x (B, N, d) is one part of every sequence.
 
-    Args:
-        x: this part's tokens.
-        num_rows: M, of the whole sequence.
-        attention_mask: (B, N), True = real token; None: all are real.
-        before: real tokens of the parts before this one, (B,) int64.
-        total: real tokens of the whole sequence, (B,) int64.
-
-    Returns:
-        positions (B, M) int64 in this part, and which of the rows lie in it, (B, M).
+    ``before`` are the real tokens of the parts before this one, ``total`` those of the whole sequence, (B,)
+    int64. Returns positions (B, M) int64 in this part, and which of the rows lie in it, (B, M).
     """
     rank, present = _spaced(total[:, None], num_rows, num_rows)
     rank = rank - before[:, None]

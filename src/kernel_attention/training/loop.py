@@ -121,16 +121,7 @@ class Training:
 
     A step reads one batch of all processes together. Each takes its share, in ``accumulate`` passes. Losses
     count by how many cases, tokens or pixels they are the mean of, so the sum of the gradients is that of one
-    process with the whole batch.
-
-    Attributes:
-        round: rounds done.
-        step: steps done.
-        steps_in_round: of these, since the last whole round.
-        steps_per_round: steps of a round.
-        total_steps: steps of all rounds.
-        replicas: the group of processes with other sequences, over which J is averaged; None for none.
-        should_stop: set by a task or an observer to end training.
+    process with the whole batch. The attributes are those of ``Course``.
     """
 
     def __init__(

@@ -54,7 +54,6 @@ class Processes:
         shards: processes that share each sequence; neighbours by rank.
 
     Attributes:
-        place: of this process.
         replica: the number of the model's copy that this process holds, or holds a part of the sequences for.
         replicas: the number of copies, each of which has sequences of its own.
         sharing: the group of the processes that share sequences with this one; None: it has whole sequences.

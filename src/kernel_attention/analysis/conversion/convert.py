@@ -226,18 +226,10 @@ def _trained_layers(
     kept: Checkpoint,
     also: int,
 ) -> Iterator[ConvertedLayer]:
-    """Train the new layers one after another, or take them from the checkpoint.
+    """Train the new layers of the model ``trained`` one after another, or take them from the checkpoint
+    ``kept``.
 
-    Args:
-        trained: the model that holds them.
-        plans: of the replacement.
-        replaced: its report.
-        recording: of the old layers.
-        held_out: the batches for the errors.
-        start: of the training.
-        descent: of all layers; each gets an equal share of the time that is left.
-        kept: the checkpoint.
-        also: further shares that wait for their time.
+    Each gets an equal share of the time that is left; ``also`` further shares wait for theirs.
     """
     for index, (plan, record_of_it) in enumerate(zip(plans, replaced, strict=True)):
         began = time.monotonic()

@@ -46,16 +46,11 @@ def measure_price(
     *,
     lengths: Sequence[int] = LENGTHS,
 ) -> dict[int, LayerPrice]:
-    """The price of a layer at several lengths, by length.
+    """The price of a layer, a host's in its host, at several lengths N, by length.
 
-    The recorded tokens of the call's first sequence are repeated up to the length, without a mask. A length
-    that the layer cannot read (a window, a table of positions) is left out.
-
-    Args:
-        layer: a host's attention, in the host.
-        call: one that it has answered.
-        projection: a host's output projection outside of the layer.
-        lengths: N.
+    The tokens of the first sequence of a recorded call are repeated up to the length, without a mask. A
+    length that the layer cannot read (a window, a table of positions) is left out. ``projection`` is a host's
+    output projection outside of the layer.
     """
     found = {}
     for length in lengths:

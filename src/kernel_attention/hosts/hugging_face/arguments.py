@@ -149,12 +149,8 @@ def read_packed(
 ) -> PackedSequences | None:
     """The texts that lie end to end in the rows of tokens (B, N, ...); None: every row is one text.
 
-    Args:
-        name: of the model.
-        positions: ``position_ids``, (B, N), (1, N) or (N,), which begin at 0 in every text.
-        tokens: (B, N, ...).
-        mask: (B, N), True = real token; None: all. Texts in a row have no padding.
-        packing: the other arguments that say where texts begin.
+    ``positions`` are ``position_ids``, (B, N), (1, N) or (N,), which begin at 0 in every text, and
+    ``packing`` the other arguments that say where texts begin. Texts in a row have no padding.
 
     Raises:
         InputError: for arguments that contradict one another.

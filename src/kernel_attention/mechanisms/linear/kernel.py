@@ -22,15 +22,11 @@ from kernel_attention.tensors.features.feature_maps import (
 
 
 class LinearKernel(AttentionKernel):
-    """phi(q) phi(k)^T, its rows divided by their sums where ``normalize``.
+    """phi(q) phi(k)^T, its rows divided by their sums where ``normalize``; None: where the kernel is never
+    negative.
 
-    Args:
-        head_dim: p.
-        max_len: not read.
-        feature_map: phi, a name, ``{name: options}`` or a callable of `kernel_attention.features`.
-        normalize: None: where the feature map's kernel is never negative.
-        device: where a feature map's buffers are made; None: the default device.
-        dtype: their precision; None: the feature map's own.
+    ``feature_map`` is a name, ``{name: options}`` or a callable of `kernel_attention.features`, and
+    ``device`` and ``dtype`` are those of its buffers. ``max_len`` is not read.
     """
 
     def __init__(

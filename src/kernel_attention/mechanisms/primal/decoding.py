@@ -111,19 +111,20 @@ def primal_read(
     running_means: bool = True,
     feature_map: FeatureMap = cosine,
 ) -> PrimalState:
-    """The state after a prompt, in parallel.
+    """The state after a prompt q, k (B, h, N, p), in parallel; the weights and options are those of
+    ``primal_step``.
 
     Args:
-        q: queries, (B, h, N, p).
-        k: keys, (B, h, N, p).
-        w_e: as in ``primal_step``.
-        w_r: as in ``primal_step``.
-        lengths: the number of real tokens of each sequence, which come first, (B,) int64; None: all tokens.
+        q: queries.
+        k: keys.
+        w_e: W_e.
+        w_r: W_r.
+        lengths: real tokens of each sequence, which come first, (B,) int64; None: all.
         x: the layer input in the heads' slices, (B, h, N, p), where weights are data-dependent.
         num_rows: rows of the sampling grid.
         max_len: length of the sampling grid.
-        running_means: as in ``primal_step``.
-        feature_map: as in ``primal_step``.
+        running_means: see there.
+        feature_map: see there.
     """
     length = q.size(2)
     real = whole_lengths(q[:, 0], lengths)

@@ -57,10 +57,10 @@ class PrimalValueKernel(AttentionKernel):
         rank: s.
         feature_map: phi; works token by token.
         by_row_sums: divide by the row sums of phi's kernel and not by n.
-        readout: "correlation", "ridge" or "twicing", see ``primal_value_attention``.
-        lam: lambda of "ridge" at the start; it is learnt, one for each head.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        readout: see ``primal_value_attention``.
+        lam: lambda of "ridge" at the start, learnt for each head.
+        device: of the parameters.
+        dtype: of the parameters.
     """
 
     def __init__(

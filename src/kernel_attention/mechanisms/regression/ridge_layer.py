@@ -31,14 +31,7 @@ LEAST_FORGETTING = 0.9  # a block of 16 tokens loses gamma^-16 of its digits, he
 class RidgeKernel(AttentionKernel):
     """phi(q) (phi(k)^T phi(k) + lambda I)^-1 phi(k)^T with lambda, and gamma where pairs fade, as parameters.
 
-    Args:
-        head_dim: p.
-        num_heads: h.
-        feature_map: phi, a name, ``{name: options}`` or a callable of `kernel_attention.features`.
-        lam: lambda at the start.
-        forgetting: gamma at the start; None: no pair fades.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+    ``lam`` and ``forgetting`` are lambda and gamma at the start; without ``forgetting`` no pair fades.
     """
 
     def __init__(

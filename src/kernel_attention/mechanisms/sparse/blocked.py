@@ -36,20 +36,11 @@ def blocked_attention(
     is_causal: bool,
     dropout_p: float,
 ) -> Tensor:
-    """Sparse attention (see ``kernel_attention.functional.sparse_attention``), blocked.
+    """``kernel_attention.functional.sparse_attention`` by blocks.
 
-    Args:
-        q: (B, h, N, p).
-        k: (B, h, M, p), M = ceil(N / factor); with ``is_causal`` (B, h, N, p), where row i is the open block
-            at token i.
-        v: as ``k``.
-        stride: l times f, in positions.
-        summary: number of last positions of a row that all queries see (fixed pattern); None: the strided
-            pattern.
-        factor: f.
-        attention_mask: (B, M) right padding.
-        is_causal: a query sees the keys before its own, and row i of k.
-        dropout_p: probability of dropping an attention weight.
+    k and v are (B, h, M, p), M = ceil(N / f); with ``is_causal`` (B, h, N, p), where row i is the open block
+    at token i, and a query sees the keys before its own, and that row. ``stride`` is l f in positions.
+    ``summary`` is None for the strided pattern. ``attention_mask`` (B, M) is right padding.
     """
     if stride % factor:  # pooled keys straddle the rows
         return _gathered(q, k, v, stride, summary, factor, attention_mask, is_causal, dropout_p)

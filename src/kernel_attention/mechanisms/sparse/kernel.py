@@ -34,13 +34,8 @@ _DEFAULT_STRIDE = 16
 class SparseKernel(AttentionKernel):
     """Softmax over the positions of a pattern of Child et al. (2019).
 
-    Args:
-        head_dim: p; not read.
-        max_len: longest sequence, for the default stride.
-        pattern: "strided" or "fixed", see ``kernel_attention.functional.SparsePattern``.
-        stride: l; None: sqrt(max_len) rounded, as the paper advises, or 16 without ``max_len``.
-        summary: columns that every query of the fixed pattern sees, per block.
-        impl: "auto", "blocked" or "dense", see ``kernel_attention.functional.sparse_attention``.
+    The options are those of ``kernel_attention.functional.SparsePattern`` and ``sparse_attention``. Without
+    ``stride`` it is sqrt(max_len) rounded, as the paper advises, or 16 without ``max_len``.
     """
 
     shift_invariant = True

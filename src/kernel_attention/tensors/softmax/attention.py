@@ -87,8 +87,7 @@ def fused_attention(
     This is ``torch.nn.functional.scaled_dot_product_attention`` itself where no gradient is wanted, and where
     PyTorch uses no fused kernel of the CPU: with values of another width, in exported programs, under the
     transforms of torch.func, and on GPUs. It can be differentiated any number of times, and in forward mode,
-    where the formula holds all weights. PyTorch has no fused
-    kernel with dropout on a CPU; this function takes ``softmax_dropout_attention`` there.
+    where the formula holds all weights. With dropout on a CPU it is ``softmax_dropout_attention``.
 
     Args:
         q: queries, (B, h, N, p).

@@ -60,18 +60,11 @@ def softmax_weights(
     *,
     all_see: bool = False,
 ) -> Tensor:
-    """softmax(q k^T + mask), differentiable.
+    """softmax(q k^T + mask) of scaled queries, differentiable, (B, h, N, S); zeros for a query that sees no
+    key.
 
-    Args:
-        queries: scaled queries, (B, h, N, p).
-        keys: (B, h, S, p).
-        mask: from ``additive_mask``; broadcasts to (B, h, N, S).
-        is_causal: query i sees keys 0..i only.
-        start: position of the first query.
-        all_see: whether ``every_query_sees_a_key``. It saves three passes over the weights.
-
-    Returns:
-        (B, h, N, S). A query that sees no key has zeros.
+    ``mask`` is from ``additive_mask``, ``start`` the position of the first query. ``all_see``, that
+    ``every_query_sees_a_key``, saves three passes over the weights.
     """
     logits = queries @ keys.mT
     # In place, but for torch.func: a vmap over the masks alone needs more room, a linearisation a new tensor.
@@ -104,19 +97,10 @@ def softmax_dropout_attention(
     dropout_p: float,
     scale: float,
 ) -> Tensor:
-    """dropout(softmax(scale q k^T + mask)) v on a CPU; it can be differentiated any number of times.
+    """dropout(softmax(scale q k^T + mask)) v on a CPU in float32 or float64, (B, h, N, p_v).
 
-    Args:
-        q: queries, (B, h, N, p), float32 or float64.
-        k: keys, (B, h, S, p).
-        v: values, (B, h, S, p_v).
-        mask: from ``additive_mask``; broadcasts to (B, h, N, S).
-        is_causal: query i sees keys 0..i only.
-        dropout_p: probability of dropping an attention weight.
-        scale: factor of the logits.
-
-    Returns:
-        (B, h, N, p_v).
+    It can be differentiated any number of times. ``mask`` is from ``additive_mask``; the other arguments are
+    those of ``fused_attention``.
     """
     shape = torch.broadcast_shapes(q.shape[:2], k.shape[:2], v.shape[:2])
     if math.prod(shape) * q.size(2) * k.size(2) <= _FEW or only_formulas():

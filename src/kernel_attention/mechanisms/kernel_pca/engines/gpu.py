@@ -32,17 +32,12 @@ _WIDEST_MEASURED = 64  # head width
 def rpc_attention_by_kernels(
     k: Tensor, v: Tensor, settings: PursuitSettings, *, q: Tensor | None = None
 ) -> Tensor:
-    """``rpc_attention`` in Triton, with zeros at padded tokens.
+    """``rpc_attention`` in Triton, with zeros at padded tokens; L of every step is kept, and the rest
+    computed again.
 
-    It keeps L of every step, and computes the rest of the recursion again in the backward pass. Products are
-    in the precision of the input and accumulate in float32; those of float32 are exact unless PyTorch allows
-    TF32.
-
-    Args:
-        k: keys, (B, h, N, p) in float32, bfloat16 or float16, p at most 128.
-        v: values, (B, h, N, p).
-        settings: as of ``principal_attention_pursuit``.
-        q: queries, (B, h, N, p); None: the cleaned keys attend to themselves.
+    Products are in the precision of the input and accumulate in float32; those of float32 are exact unless
+    PyTorch allows TF32. k, v and q are (B, h, N, p) in float32, bfloat16 or float16, p at most 128; without
+    queries the cleaned keys attend to themselves.
 
     Raises:
         InputError: for another precision, or wider heads.

@@ -270,10 +270,9 @@ def _pull_kernel(
 ):  # fmt: skip
     """The gradients of step t = ``count`` + 1, from those of L_t less those of Y_t.
 
-    It adds to the gradients of queries, values, data and threshold where ``done`` is N, after a later step.
-    Where ``done`` is 0, it writes them. It leaves
-    the gradient of Y_{t-1} in ``grad_dual``, and of step t - 1 the keys, the gradient of its attention's
-    output and the products of that gradient with the output.
+    It adds to the gradients of queries, values, data and threshold where ``done`` is N, after a later step,
+    and writes them where it is 0. It leaves the gradient of Y_{t-1} in ``grad_dual``, and of step t - 1 the
+    keys, the gradient of its attention's output and the products of that gradient with the output.
     """
     block, bh = tl.program_id(0), tl.program_id(1).to(tl.int64)
     stride = H * P
@@ -387,17 +386,17 @@ def pursue(
     is_causal: bool,
     keep: bool,
 ) -> KeptSteps:
-    """n steps of the recursion.
+    """n = ``iterations`` steps of the recursion; all tensors are contiguous, and zero at padded tokens.
 
     Args:
         queries: (B, N, h, p); None: the cleaned keys attend to themselves.
-        data: the keys K, (B, N, h, p). All tensors are contiguous, and zero at padded tokens.
+        data: the keys K, (B, N, h, p).
         values: (B, N, h, p).
         threshold: tau in float32, (B, h), or (B, h, N) where causal.
         mask: (B, N) uint8, not 0 = real token.
         iterations: n.
         is_causal: token i sees tokens 0..i only.
-        keep: whether the earlier steps are kept; otherwise each is written over the one before.
+        keep: whether earlier steps are kept and not written over.
     """
     b, n, h, _ = data.shape
     steps = iterations - 1

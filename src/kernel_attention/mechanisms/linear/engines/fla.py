@@ -28,18 +28,11 @@ _KERNEL = "linear_attn.chunk_linear_attn"
 
 
 class LinearCall(NamedTuple):
-    """The input and options of a call, and its heads once an engine is chosen.
+    """The input x (B, N, d) and options of a call, and its heads once an engine is chosen.
 
-    Attributes:
-        x: (B, N, d).
-        num_heads: h.
-        head_dim: p.
-        feature_map: phi.
-        normalize: whether the sums of the weights divide.
-        is_causal: query i sees keys 0..i only.
-        is_whole: whether x has all keys, without padding and on one process.
-        packed: the sequences that lie end to end in x; None: every row is one.
-        heads: queries, keys and values, (B, h, N, p); None while an engine is being chosen.
+    ``normalize``: whether the sums of the weights divide. ``is_whole``: whether x has all keys, without
+    padding and on one process. ``packed``: the sequences that lie end to end in x; None: every row is one.
+    ``heads``: queries, keys and values, (B, h, N, p); None while an engine is being chosen.
     """
 
     x: Tensor

@@ -52,16 +52,10 @@ def causal_primal_layer(
     attention_mask: Tensor | None = None,
     running_means: bool = True,
 ) -> Tensor:
-    """The output of the causal data-dependent layer, (B, N, d), up to rounding that of the formulas.
+    """The output of the causal data-dependent layer on x (B, N, d), up to rounding that of the formulas.
 
-    Args:
-        x: (B, N, d).
-        weights: the layer's parameters; Lambda is not read.
-        samples: the positions of f(X) in x.
-        grid: the ranks of these rows, (M',) int64.
-        normalize: cosine feature map; False: identity.
-        attention_mask: (B, N), True = real token.
-        running_means: average queries and keys over the prefix (listing 1).
+    ``samples`` are the positions of f(X) in x, and ``grid`` the ranks of these rows, (M',) int64.
+    ``normalize``: cosine feature map; otherwise identity. Lambda of the weights is not read.
     """
     batch, length, num_heads = x.size(0), x.size(1), weights.w_e.size(0)
     block = seen_rows.block_tokens(length, grid.numel())

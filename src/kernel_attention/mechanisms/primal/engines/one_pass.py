@@ -201,12 +201,10 @@ class _Rows(torch.autograd.Function):
 def primal_operations(embed_dim: int, num_heads: int, *, objective: bool, training: bool) -> int:
     """Operations of the one-pass non-causal layer per token, counted by hand: counters do not see them.
 
-    Legend: d model width, h heads, p = d / h head width.
-
     z = [W_q; W_k] x costs 4 d^2. Up to two heads the output map is folded into the heads' (2d -> d, 4 d^2).
-    With more heads a head maps 2p -> p and the output map follows: 4 d p + 2 d^2. The Gram matrices of the
-    objective cost 4 d p. The backward pass computes z again (4 d^2). It takes the gradients of maps and z
-    (twice the map's cost), of x and of W (twice 4 d^2), and of the objective (4 d p).
+    With more, a head maps 2p -> p (p = d / h) and the output map follows: 4 d p + 2 d^2. The Gram matrices of
+    the objective cost 4 d p. The backward pass computes z again (4 d^2), and takes the gradients of maps and
+    z (twice the map's cost), of x and of W (twice 4 d^2), and of the objective (4 d p).
     """
     head_dim = embed_dim // num_heads
     project = 4 * embed_dim**2

@@ -27,18 +27,11 @@ _KERNELS = {False: "delta_rule.chunk_delta_rule", True: "gated_delta_rule.chunk_
 
 
 class DeltaCall(NamedTuple):
-    """The input and options of a call, and its heads once an engine is chosen.
+    """The input x (B, N, d) and options of a call, and its heads once an engine is chosen.
 
-    Attributes:
-        x: (B, N, d).
-        num_heads: h.
-        head_dim: p.
-        gated: whether the memory decays.
-        is_causal: query i reads the memory with the pairs 0..i in it.
-        is_whole: whether x has all keys, without padding.
-        packed: the sequences that lie end to end in x; None: every row is one.
-        heads: queries, keys and values, (B, h, N, p), beta and, where gated, log alpha, (B, h, N); None while
-            an engine is being chosen.
+    ``gated``: whether the memory decays. ``is_whole``: whether x has all keys, without padding. ``packed``:
+    the sequences that lie end to end in x; None: every row is one. ``heads``: queries, keys and values, (B,
+    h, N, p), beta and, where gated, log alpha, (B, h, N); None while an engine is being chosen.
     """
 
     x: Tensor
