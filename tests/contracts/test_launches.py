@@ -28,7 +28,7 @@ BUDGETS = [
     ("primal_values", {}, {}, 17, 26),
     ("primal_values", {"eta": 0.1}, {}, 26, 33),
     ("multilinear", {}, {}, 16, 31),
-    ("multilinear", {"eta": 0.1}, {}, 43, 53),
+    ("multilinear", {"eta": 0.1}, {}, 41, 53),
     ("batch_norm_scaled_heads", {}, {}, 23, 33),
     ("batch_norm_scaled_heads", {}, CAUSAL, 44, 80),
     ("rpc", {}, {}, 30, 69),

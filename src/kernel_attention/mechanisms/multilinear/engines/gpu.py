@@ -146,7 +146,7 @@ def _objective(terms: Terms, count: Tensor | int) -> tuple[Tensor, _Kept]:
     batch, size = terms.features.size(1), terms.factors.size(2)
     grams = terms.features.new_empty(order, heads, batch, size, size)
     torch.div(mode_grams(terms.features, order).transpose(1, 2), count, out=grams)
-    unfolded = torch.stack([unfold(terms.core, n, order) for n in range(order)]).flatten(0, 1)
+    unfolded = torch.stack([terms.core.movedim(n, 1) for n in range(1, order + 1)]).flatten(0, 1).flatten(2)
     inverse = by_solving(torch.bmm(unfolded, unfolded.mT))
     factors = terms.factors.flatten(0, 1)
     met = torch.bmm(grams.sum(dim=2).flatten(0, 1), factors)
