@@ -18,7 +18,7 @@ from torch import Tensor
 from kernel_attention.mechanisms.multilinear.objective import kmlsvd_objective
 from kernel_attention.tensors.affine import Affine
 from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine, frobenius, identity
-from kernel_attention.tensors.multilinear.unfoldings import by_solving, fold, unfold
+from kernel_attention.tensors.multilinear.unfoldings import by_solving, fold
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 from kernel_attention.tensors.statistics import exactly, without_autocast
 from kernel_attention.tensors.unit_rows import unit_by_head
