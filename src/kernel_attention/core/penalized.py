@@ -220,7 +220,8 @@ class _BoundedSquare(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, objective: Tensor, bound: float | Tensor) -> Tensor:
-        cut, excess = objective.clamp(-bound, bound), (objective / bound).abs_().clamp_min_(1.0)
+        excess = (objective / bound).abs_().clamp_min_(1.0)
+        cut = torch.clamp(objective, -bound, bound)  # type: ignore[arg-type]  # either kind of bound
         ctx.bound = bound
         ctx.save_for_backward(objective, cut, excess)
         if isinstance(bound, Tensor):
