@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from kernel_attention import InputError, PrimalAttention, SoftmaxAttention, auxiliary_loss, create_attention
-from kernel_attention.core import penalized as base
+from kernel_attention.core import objective as collecting
+from kernel_attention.core import penalized
 from kernel_attention.core.calls import Objective
 from kernel_attention.core.penalized import bounded_square
 from kernel_attention.models import SequenceClassifier
@@ -81,6 +82,32 @@ def test_the_bounded_square_has_finite_gradients_up_to_the_largest_objectives(bo
     assert gradient[2] > 0  # a step goes on downhill
 
 
+@pytest.mark.parametrize("bound", [4.0, torch.tensor([3.0, 5.0, 7.0, 4.0], dtype=torch.float64)], ids=str)
+def test_the_bounded_square_in_few_launches_is_its_formula(bound):
+    j = torch.tensor([-20.0, 1.5, 7.5, 0.0], dtype=torch.float64, requires_grad=True)
+    found, expected = bounded_square(j, bound), penalized._bounded_square(j, bound)
+    torch.testing.assert_close(found, expected)
+    slopes = [torch.autograd.grad(each.sum(), j)[0] for each in (found, expected)]
+    torch.testing.assert_close(*slopes)
+    assert torch.autograd.gradcheck(bounded_square, (j, bound))
+    assert torch.autograd.gradgradcheck(bounded_square, (j, bound))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_where_no_value_may_be_asked_for_the_layers_of_one_bound_are_squared_together(monkeypatch, reduction):
+    model, x, found = layers(0.1, 0.3, 0.2, 0.4), 30 * torch.randn(3, 5, 6), []
+    model[3].objective_bound = 8.0
+    for can_ask in (penalized.can_ask, lambda _: False):
+        monkeypatch.setattr(penalized, "can_ask", can_ask)
+        monkeypatch.setattr(collecting, "can_ask", can_ask)
+        model.zero_grad()
+        model(x)
+        loss = auxiliary_loss(model, reduction)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("mechanism", ["primal", "multilinear"])
 def test_without_a_bound_the_penalty_is_the_square_of_any_objective(mechanism):
     layer = create_attention(mechanism, embed_dim=6, num_heads=2, rank=2, eta=0.1, objective_bound=None)
@@ -129,7 +156,7 @@ def test_the_sum_form_counts_its_bound_in_real_tokens(square_per):
 
 
 def test_large_objectives_are_warned_of_once(caplog):
-    base._warn_of_large_objectives.cache_clear()
+    penalized._warn_of_large_objectives.cache_clear()
     model = layers(0.1)
     model(torch.randn(3, 5, 6))
     auxiliary_loss(model)

@@ -21,12 +21,14 @@ class Objective(NamedTuple):
         unit: the unit of the layer's bound: 1, or the number of tokens where J is a sum over them.
         tokens: the real tokens of the call, where J is a mean over tokens; None where it is a mean over
             sequences.
+        square: ``bounded_square`` of J, where it has been computed with that of other calls.
     """
 
     value: Tensor
     core: Tensor | None = None
     unit: float | Tensor = 1.0
     tokens: Tensor | int | None = None
+    square: Tensor | None = None
 
 
 class ObjectiveCall(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 
@@ -17,10 +18,10 @@ from kernel_attention.core.calls import (
     belongs_to_ended_transform,
     this_book,
 )
-from kernel_attention.core.penalized import PenalizedAttention, PenalizedModule
+from kernel_attention.core.penalized import PenalizedAttention, PenalizedModule, bounded_square
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import InputError
-from kernel_attention.tensors.recompute import is_traced
+from kernel_attention.tensors.recompute import can_ask, is_traced
 
 _pages = itertools.count(1)
 
@@ -228,7 +229,7 @@ def _total(calls: Sequence[ObjectiveCall], reduction: str, device: torch.device 
     _require_reduction(reduction)
     layers: list[Tensor] = []
     others: list[Tensor] = []
-    for call in calls:
+    for call, objective in zip(calls, _with_squares(calls), strict=True):
         if belongs_to_ended_transform(call.objective.value):
             raise RuntimeError(
                 f"an objective of {type(call.module).__name__} belongs to a transform of torch.func that has "
@@ -240,7 +241,7 @@ def _total(calls: Sequence[ObjectiveCall], reduction: str, device: torch.device 
                 "model in training mode with gradients enabled; with activation checkpointing use "
                 "use_reentrant=False; ask for a number to log under torch.no_grad()"
             )
-        if (penalty := call.module.penalty(call.objective)) is not None:
+        if (penalty := call.module.penalty(objective)) is not None:
             (layers if isinstance(call.module, PenalizedAttention) else others).append(penalty)
     if not layers and not others:
         return torch.zeros((), device=device)
@@ -251,6 +252,23 @@ def _total(calls: Sequence[ObjectiveCall], reduction: str, device: torch.device 
     total = parts[0] if len(parts) == 1 else parts[0] + parts[1]
     _spend_after_backward(total, calls)
     return total
+
+
+def _with_squares(calls: Sequence[ObjectiveCall]) -> list[Objective]:
+    """The calls' objectives; on an accelerator the squares of all that have one bound come from one pass."""
+    found, alike = [call.objective for call in calls], defaultdict(list)
+    for place, (module, (value, _, unit, *_), _) in enumerate(calls):
+        is_number = (
+            isinstance(module, PenalizedAttention) and value.dim() == 0 and isinstance(unit, float | int)
+        )
+        if is_number and module.is_squared and not is_traced() and not can_ask(value):
+            alike[module.objective_bound * unit, value.device, value.dtype].append(place)
+    for (bound, *_), places in alike.items():
+        if len(places) > 1:
+            squares = bounded_square(torch.stack([found[place].value for place in places]), bound)
+            for place, square in zip(places, squares.unbind(), strict=True):
+                found[place] = found[place]._replace(square=square)
+    return found
 
 
 def _spend_after_backward(total: Tensor, calls: Sequence[ObjectiveCall]) -> None:

@@ -7,6 +7,7 @@ import functools
 import logging
 import math
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,13 @@ from kernel_attention.core.calls import (
 )
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
-from kernel_attention.tensors.recompute import can_ask, is_traced
+from kernel_attention.tensors.recompute import (
+    can_ask,
+    differentiable_gradients,
+    differentiable_leaves,
+    is_traced,
+    only_formulas,
+)
 from kernel_attention.tensors.statistics import mean_or_zero
 
 _log = logging.getLogger(__name__)
@@ -132,9 +139,11 @@ class PenalizedAttention(AttentionLayer, PenalizedModule):
     Attributes:
         objective_bound: the largest |J| at which the penalty is the papers' square, see ``bounded_square``;
             infinity removes the bound. It counts in the unit of the call's ``Objective``.
+        is_squared: whether the penalty has the square of J.
     """
 
     objective_bound: float = OBJECTIVE_BOUND
+    is_squared: bool = True
 
     record_objective = PenalizedModule.record_objective  # in place of the refusal of other layers
 
@@ -146,6 +155,12 @@ class PenalizedAttention(AttentionLayer, PenalizedModule):
                 return objective.square()
             _warn_of_large_objectives()
         return bounded_square(objective, bound)
+
+    def square_of(self, objective: Objective) -> Tensor:
+        """``squared_objective``, unless it is known."""
+        if objective.square is not None:
+            return objective.square
+        return self.squared_objective(objective.value, objective.unit)
 
     def measure_objective(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
@@ -184,12 +199,43 @@ def bounded_square(objective: Tensor, bound: float | Tensor = OBJECTIVE_BOUND) -
         objective: J, of any shape.
         bound: c; a positive number, infinity, or a tensor that broadcasts to J.
     """
+    if not isinstance(bound, Tensor) and math.isinf(bound):
+        return objective.square()
+    if torch.compiler.is_compiling() or only_formulas():
+        return _bounded_square(objective, bound)
+    return _BoundedSquare.apply(objective, bound)
+
+
+def _bounded_square(objective: Tensor, bound: float | Tensor) -> Tensor:
+    # Both branches have a gradient of their own, so that neither may overflow where the other is taken.
     size = objective.abs()
     inside = size <= bound
-    # Both branches have a gradient of their own, so that neither may overflow where the other is taken.
     square = objective.where(inside, 0.0).square()
     beyond = size.where(~inside, bound).div(bound).log() * (2 * bound**2) + bound**2
     return torch.where(inside, square, beyond)
+
+
+class _BoundedSquare(torch.autograd.Function):
+    """In few launches: m^2 + 2 c^2 log r with m = min(max(J, -c), c), r = max(|J| / c, 1). Slope 2 m / r."""
+
+    @staticmethod
+    def forward(ctx: Any, objective: Tensor, bound: float | Tensor) -> Tensor:
+        excess = (objective / bound).abs_().clamp_min_(1.0)
+        cut = torch.clamp(objective, -bound, bound)  # type: ignore[arg-type]  # either kind of bound
+        ctx.bound = bound
+        ctx.save_for_backward(objective, cut, excess)
+        if isinstance(bound, Tensor):
+            return torch.addcmul(cut * cut, excess.log(), bound.square(), value=2)
+        return torch.add(cut * cut, excess.log(), alpha=2 * bound**2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        objective, cut, excess = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            leaves = differentiable_leaves([objective], [True])
+            value = _bounded_square(leaves[0], ctx.bound)
+            return *differentiable_gradients([value], leaves, [True], grads), None
+        return (grads[0] * cut).div_(excess).mul_(2), None
 
 
 @functools.cache

@@ -93,6 +93,8 @@ def running_mean(
 
 def mean_or_zero(x: Tensor) -> Tensor:
     """The mean of all numbers of x; 0 of none, as of the objectives of no sequences."""
+    if x.dim() == 0:
+        return x
     return x.mean() if x.numel() > 0 else x.sum()
 
 

@@ -199,7 +199,7 @@ class KernelGPAttention(ScoredAttention):
         divergence = self.kl_weight * objective.core
         if self.eta == 0:
             return divergence
-        square = mean_or_zero(self.squared_objective(objective.value, objective.unit))
+        square = mean_or_zero(self.square_of(objective))
         return self.eta * square + divergence
 
     def distribution(

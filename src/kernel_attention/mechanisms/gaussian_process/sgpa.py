@@ -140,6 +140,8 @@ class SparseGPAttention(PenalizedAttention):
         """True where ``kl_weight`` is above 0."""
         return self.kl_weight > 0
 
+    is_squared = False
+
     def weigh_objective(self, objective: Objective) -> Tensor:
         """kl_weight KL."""
         return self.kl_weight * objective.value

@@ -370,17 +370,21 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     def core_objective(self) -> Tensor | None:
         """J_S of the last forward in training mode; None before it."""
         objective = self.last_objective
-        return None if objective is None else objective.core
+        if objective is None:
+            return None
+        return torch.zeros_like(objective.value) if objective.core is None else objective.core
 
     def weigh_objective(self, objective: Objective) -> Tensor:
         """eta J^2 + eta_core J_S."""
-        value, penalty = objective.value, torch.zeros_like(objective.value)
-        if objective.core is not None:
-            penalty = self.eta_core * objective.core
-        if self.eta == 0:
-            return penalty
-        bare = self.objective_power == 1
-        return penalty + self.eta * (value if bare else self.squared_objective(value, objective.unit))
+        terms = [] if objective.core is None else [self.eta_core * objective.core]
+        if self.eta > 0 or not terms:
+            terms.append(self.eta * (self.square_of(objective) if self.is_squared else objective.value))
+        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+    @property
+    def is_squared(self) -> bool:  # type: ignore[override]
+        """False where ``objective_power`` is 1."""
+        return self.objective_power == 2
 
     def factors(self) -> tuple[Tensor, list[Tensor]]:
         """The core in use, (h, R, .., R), and the D factors to the right of Phi_n, (h, M, R) each."""
@@ -419,8 +423,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
 
     def _with_penalty(self, core: Tensor, value: Tensor) -> Objective:
         """J with J_S."""
-        penalty = core_penalty(core) if self.eta_core > 0 else torch.zeros_like(value)
-        return Objective(value, core=penalty)
+        return Objective(value, core=core_penalty(core) if self.eta_core > 0 else None)
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""

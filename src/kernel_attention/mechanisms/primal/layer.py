@@ -365,7 +365,12 @@ class PrimalAttention(ScoredAttention):
         """eta J^2, or eta times the nested objective."""
         if self._is_nested:
             return self.eta * mean_or_zero(objective.value)
-        return self.eta * mean_or_zero(self.squared_objective(objective.value, objective.unit))
+        return self.eta * mean_or_zero(self.square_of(objective))
+
+    @property
+    def is_squared(self) -> bool:  # type: ignore[override]
+        """False for the nested objective, which is bounded below."""
+        return not self._is_nested
 
     def why_not_causal(self) -> str | None:
         """A reason for the data-dependent form without ``max_len``, or in the one-pass forms."""

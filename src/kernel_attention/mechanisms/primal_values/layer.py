@@ -210,6 +210,8 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         """True where eta > 0."""
         return self.eta > 0
 
+    is_squared = False
+
     def weigh_objective(self, objective: Objective) -> Tensor:
         """eta times the nested objective."""
         return self.eta * mean_or_zero(objective.value)

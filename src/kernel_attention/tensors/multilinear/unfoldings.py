@@ -113,7 +113,7 @@ def by_eigenvalues(gram: Tensor) -> Tensor:
 def by_solving(gram: Tensor) -> Tensor:
     """The same on accelerators, where an eigenvalue decomposition asks whether it has converged.
 
-    X = (G + t)^-1 G (G + t)^-1 takes an eigenvalue g to g / (g + t)^2, with t above the rounding errors of
+    With H = (G + t)^-1, H - t H^2 takes an eigenvalue g to g / (g + t)^2, with t above the rounding errors of
     float32: 0 stays 0. Each step 2 X - X G X squares the relative error, which is 2 t / g at first.
     """
     exact = torch.float64 if gram.device.type != "mps" else gram.dtype
@@ -125,7 +125,7 @@ def by_solving(gram: Tensor) -> Tensor:
         ("eye", width, exact), gram, lambda: torch.eye(width, dtype=exact, device=gram.device)
     )
     solved = torch.linalg.inv_ex(torch.add(unit, eye, alpha=_SHIFT * width)).inverse
-    inverse = torch.bmm(torch.bmm(solved, unit), solved)
+    inverse = torch.baddbmm(solved, solved, solved, alpha=-_SHIFT * width)
     for _ in range(_STEPS):
         inverse = torch.baddbmm(inverse, inverse, torch.bmm(unit, inverse), beta=2, alpha=-1)
     return torch.div(inverse, size, out=torch.empty_like(given)).view_as(gram)

@@ -18,7 +18,7 @@ from torch import Tensor
 from kernel_attention.mechanisms.multilinear.objective import kmlsvd_objective
 from kernel_attention.tensors.affine import Affine
 from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine, frobenius, identity
-from kernel_attention.tensors.multilinear.unfoldings import by_solving, fold, unfold
+from kernel_attention.tensors.multilinear.unfoldings import by_solving, fold
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 from kernel_attention.tensors.statistics import exactly, without_autocast
 from kernel_attention.tensors.unit_rows import unit_by_head
@@ -78,7 +78,7 @@ class Terms(NamedTuple):
     """Arguments of the objective.
 
     Attributes:
-        features: (h, B, N, D p).
+        features: (h, B, N, D p), of any precision; the others have that of sums.
         weight: W_1, (h, p, R).
         core: S, (h, R, .., R).
         factors: (D, h, p, R).
@@ -98,7 +98,7 @@ def objective_launches(terms: Terms, num_tokens: Tensor | int | None) -> Tensor:
             count = num_tokens.clamp_min(1)[:, None, None]
         elif num_tokens is not None:
             count = max(num_tokens, 1)
-        return _Objective.apply(count, *map(exactly, terms))
+        return _Objective.apply(count, terms.features, *map(exactly, terms[1:]))
 
 
 class _Objective(torch.autograd.Function):
@@ -144,9 +144,9 @@ class _Kept(NamedTuple):
 def _objective(terms: Terms, count: Tensor | int) -> tuple[Tensor, _Kept]:
     order, heads = terms.factors.shape[:2]
     batch, size = terms.features.size(1), terms.factors.size(2)
-    grams = terms.features.new_empty(order, heads, batch, size, size)
+    grams = terms.factors.new_empty(order, heads, batch, size, size)
     torch.div(mode_grams(terms.features, order).transpose(1, 2), count, out=grams)
-    unfolded = torch.stack([unfold(terms.core, n, order) for n in range(order)]).flatten(0, 1)
+    unfolded = torch.stack([terms.core.movedim(n, 1) for n in range(1, order + 1)]).flatten(0, 1).flatten(2)
     inverse = by_solving(torch.bmm(unfolded, unfolded.mT))
     factors = terms.factors.flatten(0, 1)
     met = torch.bmm(grams.sum(dim=2).flatten(0, 1), factors)
@@ -194,11 +194,12 @@ def _objective_back(
         torch.addcmul(shared, others, slope, value=by_norm, out=blocks)
     else:
         blocks.copy_(shared.expand_as(blocks))
-    if isinstance(count, Tensor) or count != 1:
-        d_grams /= count.view(-1, 1, 1, 1, 1) if isinstance(count, Tensor) else count
+    twice = 2.0 if isinstance(count, Tensor) else 2 / count  # of a symmetric matrix
+    if isinstance(count, Tensor):
+        d_grams /= count.view(-1, 1, 1, 1, 1)
     features = terms.features.flatten(0, 1)
-    d_features = torch.empty_like(features)  # of a symmetric matrix
-    d_features.baddbmm_(features, d_grams.view(heads * batch, order * size, -1), beta=0, alpha=2)
+    d_features = torch.empty_like(features)
+    d_features.baddbmm_(features, d_grams.view(heads * batch, order * size, -1), beta=0, alpha=twice)
     # P = (S S^T)^-1: dS = -2 P dP P S
     d_inverse = torch.bmm(torch.bmm(kept.solved.mT, kept.met), inverse)
     d_unfolded = torch.empty_like(kept.unfolded).baddbmm_(

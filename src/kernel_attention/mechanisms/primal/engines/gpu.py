@@ -107,7 +107,8 @@ class _Kept(NamedTuple):
         rows: f(X), (h, M, B, p), or None.
         weight: W_e and W_r side by side, (h, M or p, 2 s).
         read: W_{.|X}, (h, b, p, 2, s).
-        maps: G, (h, b, p, 2, p).
+        concat: C, (p, 2, s).
+        maps: G, (h, b, p, 2, p), in the precision of x.
         gram: Z^T Z of each head's features, (h, B, 2 p, 2 p), or None.
         scaled: W_{.|X} Lambda^{1/2}, (h, b, 2, p, s), or None.
         energy: S / h, (h, b, 2, p, p), or None.
@@ -119,6 +120,7 @@ class _Kept(NamedTuple):
     rows: Tensor | None
     weight: Tensor
     read: Tensor
+    concat: Tensor
     maps: Tensor
     gram: Tensor | None
     scaled: Tensor | None
@@ -146,13 +148,14 @@ def _forward(x: Tensor, options: Options, weights: Weights) -> tuple[Tensor, Ten
     if options.samples is not None:
         rows = _rows(x, options.samples, heads)
         count = rows.size(1)
-    weight = torch.cat([exactly(each[:, :count]) for each in (weights.w_e, weights.w_r)], dim=-1)
+    weight = exactly(torch.cat([each[:, :count] for each in (weights.w_e, weights.w_r)], dim=-1))
     read = weight if rows is None else torch.bmm(rows.flatten(2).mT, weight)
     read = read.view(heads, -1, size, 2, rank)
     concat = exactly(weights.concat).unflatten(1, (2, rank))
     maps = read.new_empty(*read.shape[:-1], size)
     torch.bmm(_halves(read), concat.permute(1, 2, 0), out=_halves(maps))
-    features, own = _grouped(unit, read.size(1)), maps.to(x.dtype).view(-1, 2 * size, size)
+    maps = maps.to(x.dtype)
+    features, own = _grouped(unit, read.size(1)), maps.view(-1, 2 * size, size)
     if weights.concat_bias is None:
         mapped = torch.bmm(features, own)
     else:
@@ -170,7 +173,11 @@ def _forward(x: Tensor, options: Options, weights: Weights) -> tuple[Tensor, Ten
         inner.flatten(0, 2).baddbmm_(factors, factors.mT, beta=0, alpha=1 / heads)
         product = _own_halves(gram) * inner.permute(0, 1, 3, 4, 2)
         energy = product.sum() if options.total else product.sum(dim=(0, 2, 3, 4))
-    return out.flatten(2), energy, _Kept(joint, unit, norm, rows, weight, read, maps, gram, scaled, inner)
+    return (
+        out.flatten(2),
+        energy,
+        _Kept(joint, unit, norm, rows, weight, read, concat, maps, gram, scaled, inner),
+    )
 
 
 def _rows(x: Tensor, samples: Samples, heads: int) -> Tensor:
@@ -223,9 +230,9 @@ def _backward(
     slope = grad.permute(2, 0, 1, 3).contiguous().view(heads * groups, -1, size)
     features = _grouped(kept.unit, groups)
     d_maps = exactly(torch.bmm(features.mT, slope)).view_as(kept.maps)
-    d_unit = torch.bmm(slope, kept.maps.to(x.dtype).view(-1, 2 * size, size).mT).view_as(kept.unit)
+    d_unit = torch.bmm(slope, kept.maps.view(-1, 2 * size, size).mT).view_as(kept.unit)
     # G = W C^T in each half: dW = dG C, dC = dG^T W
-    concat = exactly(weights.concat).unflatten(1, (2, rank))
+    concat = kept.concat
     d_read, d_concat = torch.empty_like(read), torch.empty_like(concat)
     torch.bmm(_halves(d_maps), concat.transpose(0, 1), out=_halves(d_read))
     torch.bmm(_halves(d_maps).mT, _halves(read), out=d_concat.transpose(0, 1))
@@ -277,10 +284,10 @@ def _energy_back(
     heads, batch = kept.gram.shape[:2]
     twice = (2 * d_energy).view(1, -1, 1, 1, 1)  # of a symmetric matrix
     # Z^T Z: du = 2 u S in each half
-    pull = torch.zeros_like(kept.gram)
+    pull = torch.zeros_like(kept.gram, dtype=d_unit.dtype)
     inner = kept.energy.expand(-1, batch, -1, -1, -1).permute(0, 1, 3, 4, 2)
     torch.mul(inner, twice, out=_own_halves(pull))
-    _grouped(d_unit, batch).baddbmm_(_grouped(kept.unit, batch), pull.flatten(0, 1).to(d_unit.dtype))
+    _grouped(d_unit, batch).baddbmm_(_grouped(kept.unit, batch), pull.flatten(0, 1))
     # S = V V^T / h, V = W Lambda^{1/2}: dV = 2 Z^T Z V / h, dW = dV Lambda^{1/2}
     slope = _own_halves(kept.gram) * twice
     if kept.scaled.size(1) < batch:
