@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import kernel_attention as ka
 from kernel_attention.analysis import primal_from_softmax
-from kernel_attention.analysis.output_map import fit_output_map, ridge_solution
+from kernel_attention.analysis.initialization import fit_output_map, ridge_solution
 
 HEADS, P, TOKENS, BATCH = 2, 5, 23, 3
 D = HEADS * P

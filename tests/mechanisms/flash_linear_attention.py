@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_attention.tensors.flash_linear_attention import find_kernel
+from kernel_attention.tensors.gpu import find_kernel
 
 
 def recurrence(q, k, v, write: Callable[[Tensor, int, int], Tensor], scale, cu_seqlens) -> Tensor:

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import kernel_attention as ka
 from kernel_attention.core.engine import choose
-from kernel_attention.tensors.flash_linear_attention import find_kernel
+from kernel_attention.tensors.gpu import find_kernel
 from kernel_attention.tensors.packing import pack_sequences
 
 LENGTHS, HEADS, WIDTH = (7, 1, 5), 3, 16

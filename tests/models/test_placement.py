@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from kernel_attention.models import CausalLanguageModel, DecisionTransformer, SequenceClassifier, StatePolicy
-from kernel_attention.models.segmenter import Segmenter
 from kernel_attention.models.tokens import TokenClassifier, TokenPairClassifier
-from kernel_attention.models.vision import VisionTransformer
+from kernel_attention.models.vision import Segmenter, VisionTransformer
 
 SIZES = {"embed_dim": 12, "num_heads": 2, "num_layers": 3, "feedforward_dim": 10}
 MIXED = [{"primal": {"rank": 2, "eta": 0.1}}, "multilinear", {"linear": {"feature_map": "softmax_plus"}}]

@@ -14,7 +14,7 @@ from torch import Tensor
 pytest.importorskip("sklearn")
 
 from kernel_attention.solvers import kernel_svd
-from kernel_attention.solvers.singular_directions import SingularDirections
+from kernel_attention.solvers.kernel_svd import SingularDirections
 
 F64 = torch.float64
 ROWS, COLUMNS, RANK = 37, 29, 3

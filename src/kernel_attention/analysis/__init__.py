@@ -2,11 +2,10 @@
 
 from kernel_attention.analysis.capture import attention_layers, capture
 from kernel_attention.analysis.captured import CapturedAttention
-from kernel_attention.analysis.diagnostics import diagnose
+from kernel_attention.analysis.diagnostics import DiagnosticsReport, LayerDiagnostics, diagnose
 from kernel_attention.analysis.distillation import distill_primal_values, primal_values_from_softmax
 from kernel_attention.analysis.initialization import PrimalInitialization, primal_from_softmax
 from kernel_attention.analysis.kernel_model import KernelModelErrors, kernel_model_errors
-from kernel_attention.analysis.results import DiagnosticsReport, LayerDiagnostics
 
 __all__ = [
     "CapturedAttention",

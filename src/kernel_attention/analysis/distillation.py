@@ -18,10 +18,10 @@ from kernel_attention.analysis.capture import Batch, LayerChoice, capture_chosen
 from kernel_attention.analysis.initialization import (
     PrimalInitialization,
     output_errors,
+    ridge_solution,
     softmax_twin,
     student_of,
 )
-from kernel_attention.analysis.output_map import ridge_solution
 from kernel_attention.core.validation import require_weight
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.nested_objective.functional import (

@@ -1,13 +1,17 @@
 """Models made of any attention mechanism."""
 
-from kernel_attention.models.control.decision_transformer import DecisionTransformer
-from kernel_attention.models.control.memories import Memory, RecurrentMemory, SlidingMemory, make_memory
+from kernel_attention.models.control.decision_transformer import (
+    DecisionTransformer,
+    Memory,
+    RecurrentMemory,
+    SlidingMemory,
+    make_memory,
+)
 from kernel_attention.models.control.policies import Policy, StatePolicy
 from kernel_attention.models.encoder_layer import ChannelAttention, EncoderLayer
 from kernel_attention.models.experts import SparseExperts
 from kernel_attention.models.language.causal import CausalLanguageModel
 from kernel_attention.models.language.generation import generate
-from kernel_attention.models.segmenter import Segmenter
 from kernel_attention.models.sequence import SequenceEncoder
 from kernel_attention.models.sequence_classifier import SequenceClassifier
 from kernel_attention.models.short_convolution import ShortConvolution
@@ -17,7 +21,7 @@ from kernel_attention.models.tokens import (
     TokenEncoder,
     TokenPairClassifier,
 )
-from kernel_attention.models.vision import VisionTransformer
+from kernel_attention.models.vision import Segmenter, VisionTransformer
 
 __all__ = [
     "CausalLanguageModel",

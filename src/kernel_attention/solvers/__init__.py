@@ -25,7 +25,7 @@ from kernel_attention.solvers.kernel_pca_diagnostics import (
     recovered_coefficients,
 )
 from kernel_attention.solvers.kernel_pca_values import KernelPCAResult, KernelPCAValues, kernel_pca_values
-from kernel_attention.solvers.kernel_svd import kernel_svd
+from kernel_attention.solvers.kernel_svd import SingularDirections, kernel_svd
 from kernel_attention.solvers.kernel_svd_estimator import KernelSVD
 from kernel_attention.solvers.least_squares_svm import (
     KernelLeastSquaresSVM,
@@ -42,7 +42,6 @@ from kernel_attention.solvers.principal_component_pursuit import (
     principal_component_pursuit,
 )
 from kernel_attention.solvers.projection_loss import ProjectionLoss, projection_error, projection_loss
-from kernel_attention.solvers.singular_directions import SingularDirections
 from kernel_attention.solvers.support_vector_expansion import (
     SupportVectorExpansion,
     SupportVectors,

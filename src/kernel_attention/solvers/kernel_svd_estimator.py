@@ -22,15 +22,16 @@ from kernel_attention.solvers.arrays import (
     read_second,
 )
 from kernel_attention.solvers.finite import require_range
-from kernel_attention.solvers.kernel_svd import SvdMethod, kernel_svd
-from kernel_attention.solvers.operators import KernelOperator, centered, is_operator
-from kernel_attention.solvers.primal_kernel_svd import compatible, primal_kernel_svd, stochastic_kernel_svd
-from kernel_attention.solvers.singular_directions import (
+from kernel_attention.solvers.kernel_svd import (
     SingularDirections,
+    SvdMethod,
     check_components,
     column_signs,
+    kernel_svd,
     sketched_weights,
 )
+from kernel_attention.solvers.operators import KernelOperator, centered, is_operator
+from kernel_attention.solvers.primal_kernel_svd import compatible, primal_kernel_svd, stochastic_kernel_svd
 from kernel_attention.solvers.stochastic_svd import FrequentDirections
 from kernel_attention.tensors.features.feature_maps import FeatureMapSpec
 from kernel_attention.tensors.features.kernel_functions import (

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.solvers.finite import binary_unit, require_finite, require_range
-from kernel_attention.solvers.singular_directions import (
+from kernel_attention.solvers.kernel_svd import (
     SingularDirections,
     check_components,
     check_iteration,

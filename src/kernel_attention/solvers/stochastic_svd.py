@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernel_attention.solvers.singular_directions import ScoreWeights, sketched_weights
+from kernel_attention.solvers.kernel_svd import ScoreWeights, sketched_weights
 
 _SHRUNK = 0.2  # share of the directions that give up energy; the choice of Desai et al.
 

@@ -20,7 +20,6 @@ from kernel_attention.testing import (  # noqa: F401
     launches,
     numerics,
     padding,
-    shapes,
     training,
     transforms,
 )

@@ -8,7 +8,7 @@ import torch
 import kernel_attention as ka
 from kernel_attention.features import cosine
 from kernel_attention.functional import delta_attention, ridge_attention
-from kernel_attention.mechanisms.regression.deltas import delta_states, read_states
+from kernel_attention.mechanisms.regression.functional import delta_states, read_states
 from kernel_attention.tensors.recompute import formulas_only
 from reference.regression import delta_rule
 

@@ -50,7 +50,7 @@ def roll_out(
         environments: of one kind.
         seeds: the seed of each episode's first state.
         target: the return that is asked for.
-        memory: "sliding" or "recurrent"; see ``kernel_attention.models.control.memories``.
+        memory: "sliding" or "recurrent"; see ``kernel_attention.models.control.decision_transformer``.
         context: steps that the sliding memory keeps; 0: those of training.
         longest: steps after which an episode ends in any case.
         seen: called with the number of the step before every step, for pictures.

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.fields import DIFFERENT, Count, NonNegative, Positive, Probability, Whole
 from kernel_attention.mechanisms import layer_specs
-from kernel_attention.models.segmenter import Segmenter
-from kernel_attention.models.vision import VisionTransformer
+from kernel_attention.models.vision import Segmenter, VisionTransformer
 from kernel_attention.series.outputs import batch_outputs
 from kernel_attention.training.task import TrainingTask
 from kernel_attention_lab.data.images.batches import ImageBatch

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.analysis.conversion import selection
-from kernel_attention.analysis.conversion.checkpoint import Checkpoint, digest
 from kernel_attention.analysis.conversion.recording import (
     AttentionCall,
+    Checkpoint,
     Recording,
+    digest,
     projection_beside,
     record,
 )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kernel_attention.analysis.conversion.recording import AttentionCall, Recording, first_tensor, run
 from kernel_attention.analysis.distillation import primal_values_from_softmax
-from kernel_attention.analysis.output_map import ridge_solution
+from kernel_attention.analysis.initialization import ridge_solution
 from kernel_attention.hosts.interface import InterfaceAttention
 from kernel_attention.hosts.projections import carry
 from kernel_attention.hosts.replace import PlannedLayer

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.decoding import Position, State, before
-from kernel_attention.mechanisms.regression.deltas import delta_states
-from kernel_attention.mechanisms.regression.functional import faded, ridge_map, sums_of
+from kernel_attention.mechanisms.regression.functional import delta_states, faded, ridge_map, sums_of
 from kernel_attention.mechanisms.regression.prefixes import PairSums
 from kernel_attention.tensors.affine import product_dtype
 from kernel_attention.tensors.features.feature_maps import (

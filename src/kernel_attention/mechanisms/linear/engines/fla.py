@@ -14,9 +14,9 @@ from kernel_attention.mechanisms.linear.engines.joint import has_linear_pass
 from kernel_attention.mechanisms.linear.functional import linear_attention
 from kernel_attention.tensors.affine import product_dtype
 from kernel_attention.tensors.features.feature_maps import FeatureMap, features_in_range
-from kernel_attention.tensors.flash_linear_attention import (
-    NAME,
-    PAYS_FROM,
+from kernel_attention.tensors.gpu import (
+    FLA,
+    FLA_PAYS_FROM,
     find_kernel,
     run_kernel,
     why_no_kernel,
@@ -49,7 +49,7 @@ class LinearCall(NamedTuple):
 class FlashLinearAttention:
     """The kernel for causal linear attention."""
 
-    name = NAME
+    name = FLA
     shares_sequences = False
 
     def why_not(self, call: LinearCall, compiled: bool) -> Unsupported | None:
@@ -64,7 +64,7 @@ class FlashLinearAttention:
 
     def pays_from(self, call: LinearCall, compiled: bool) -> int | Unsupported | None:
         """The tokens from which ``impl="auto"`` takes it."""
-        return PAYS_FROM
+        return FLA_PAYS_FROM
 
     def attend(self, call: LinearCall) -> Tensor:
         """(B, N, h, p)."""

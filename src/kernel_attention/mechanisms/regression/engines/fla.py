@@ -13,9 +13,9 @@ from kernel_attention.core.engine import Unsupported
 from kernel_attention.mechanisms.regression.functional import delta_attention
 from kernel_attention.tensors.affine import product_dtype
 from kernel_attention.tensors.features.feature_maps import cosine
-from kernel_attention.tensors.flash_linear_attention import (
-    NAME,
-    PAYS_FROM,
+from kernel_attention.tensors.gpu import (
+    FLA,
+    FLA_PAYS_FROM,
     find_kernel,
     run_kernel,
     why_no_kernel,
@@ -47,7 +47,7 @@ class DeltaCall(NamedTuple):
 class FlashDelta:
     """The kernels for the causal delta rule."""
 
-    name = NAME
+    name = FLA
     shares_sequences = False
 
     def why_not(self, call: DeltaCall, compiled: bool) -> Unsupported | None:
@@ -61,7 +61,7 @@ class FlashDelta:
 
     def pays_from(self, call: DeltaCall, compiled: bool) -> int | Unsupported | None:
         """The tokens from which ``impl="auto"`` takes it."""
-        return PAYS_FROM
+        return FLA_PAYS_FROM
 
     def attend(self, call: DeltaCall) -> Tensor:
         """(B, N, h, p)."""
