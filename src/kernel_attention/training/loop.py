@@ -48,7 +48,8 @@ def make_fabric(settings: TrainSettings, place: ProcessPlace) -> Fabric:
     from lightning_fabric import Fabric
     from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-    from kernel_attention.training.processes import PlaceEnvironment, make_strategy, resolve_precision
+    from kernel_attention.training.processes import resolve_precision
+    from kernel_attention.training.strategies import PlaceEnvironment, make_strategy
 
     try:
         fabric = Fabric(
@@ -248,7 +249,7 @@ class Training:
             path: of the checkpoint.
             more: what the caller keeps in it.
         """
-        from kernel_attention.training.processes import module_state, optimizer_state
+        from kernel_attention.training.strategies import module_state, optimizer_state
 
         state = {
             "global_step": self.step,
@@ -267,7 +268,7 @@ class Training:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from this state, with the random numbers that the interrupted run would have had."""
-        from kernel_attention.training.processes import load_module_state, load_optimizer_state
+        from kernel_attention.training.strategies import load_module_state, load_optimizer_state
 
         for observer in self.observers:
             observer.restore(state)
@@ -284,7 +285,7 @@ class Training:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The evaluated weights under the model's own names. All processes must call it."""
-        from kernel_attention.training.processes import module_state
+        from kernel_attention.training.strategies import module_state
 
         return module_state(self.task.evaluated)
 
