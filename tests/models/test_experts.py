@@ -9,7 +9,7 @@ import torch
 
 from kernel_attention import InputError, auxiliary_loss
 from kernel_attention.models import CausalLanguageModel, SequenceEncoder, SparseExperts
-from kernel_attention.models.experts import balancing_term
+from kernel_attention.models.sublayers import balancing_term
 
 B, N, D, HIDDEN, E = 2, 7, 5, 11, 3
 

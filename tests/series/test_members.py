@@ -15,6 +15,7 @@ from kernel_attention.errors import InputError
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.series import SequenceSplit, make_loader
 from kernel_attention.series.augmentation import mix_series
+from kernel_attention.series.closed_form import fit_temperature
 from kernel_attention.series.deadline import Deadline
 from kernel_attention.series.members import (
     automatic_batch_size,
@@ -22,7 +23,6 @@ from kernel_attention.series.members import (
     automatic_steps,
     train_member,
 )
-from kernel_attention.series.readout import fit_temperature
 from kernel_attention.series.settings import MemberSettings
 from kernel_attention.series.task import SequenceTask, TimeSeriesTask
 

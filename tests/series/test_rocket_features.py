@@ -10,8 +10,8 @@ from kernel_attention import InputError
 from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.series import SequenceSplit, make_loader, rocket_features
+from kernel_attention.series.closed_form import fit_temperature
 from kernel_attention.series.members import train_member
-from kernel_attention.series.readout import fit_temperature
 from kernel_attention.series.settings import MemberSettings
 from kernel_attention.solvers import least_squares_svm
 

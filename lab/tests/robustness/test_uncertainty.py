@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from kernel_attention.models import VisionTransformer
-from kernel_attention.series.readout import fit_temperature
+from kernel_attention.series.closed_form import fit_temperature
 from kernel_attention_lab.data.images.splits import ImageSplit
 from kernel_attention_lab.robustness import (
     LabelledInputs,

@@ -21,7 +21,7 @@ from kernel_attention.estimators.base import AttentionEstimator
 from kernel_attention.estimators.ensemble import FEWEST_JUDGED, member_outputs
 from kernel_attention.estimators.parameters import refused_in_one_line
 from kernel_attention.series import SequenceSplit, as_sequences
-from kernel_attention.series.readout import fit_temperature
+from kernel_attention.series.closed_form import fit_temperature
 
 
 class AttentionClassifier(ClassifierMixin, AttentionEstimator):

@@ -24,8 +24,13 @@ from kernel_attention.mechanisms import (
     get_mechanism,
     make_attention,
 )
-from kernel_attention.models.experts import ACTIVATIONS, Activation, SparseExperts, feed_forward
-from kernel_attention.models.short_convolution import ShortConvolution
+from kernel_attention.models.sublayers import (
+    ACTIVATIONS,
+    Activation,
+    ShortConvolution,
+    SparseExperts,
+    feed_forward,
+)
 from kernel_attention.tensors.dropout import Dropout
 from kernel_attention.tensors.packing import PackedSequences, pack_sequences
 

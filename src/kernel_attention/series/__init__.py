@@ -3,9 +3,8 @@
 Legend of shapes: n_i steps of case i, c channels, B cases of a batch, N steps of its longest case.
 """
 
-from kernel_attention.series.batches import Batch, make_loader
 from kernel_attention.series.sequences import as_sequences, windows_of
-from kernel_attention.series.splits import SequenceSplit, Standardizer, stratified_split
+from kernel_attention.series.splits import Batch, SequenceSplit, Standardizer, make_loader, stratified_split
 
 __all__ = [
     "Batch",

@@ -13,10 +13,9 @@ from torch import Tensor
 from kernel_attention.errors import InputError
 from kernel_attention.memory_limit import require_memory
 from kernel_attention.models import SequenceClassifier
-from kernel_attention.series.batches import make_loader
+from kernel_attention.series.closed_form import fit_readout
 from kernel_attention.series.deadline import Deadline, now
 from kernel_attention.series.outputs import predict_outputs
-from kernel_attention.series.readout import fit_readout
 from kernel_attention.series.rocket_features import (
     FITTED_CASES,
     OnFeatures,
@@ -27,7 +26,7 @@ from kernel_attention.series.rocket_features import (
     training_features,
 )
 from kernel_attention.series.settings import MemberSettings
-from kernel_attention.series.splits import SequenceSplit
+from kernel_attention.series.splits import SequenceSplit, make_loader
 from kernel_attention.series.task import TimeSeriesTask
 from kernel_attention.training.course import MemoryRecorder
 from kernel_attention.training.loop import fit

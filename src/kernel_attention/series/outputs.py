@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from kernel_attention.errors import InputError
 from kernel_attention.models import SequenceClassifier
-from kernel_attention.series.batches import make_loader
-from kernel_attention.series.splits import SequenceSplit, Standardizer, in_precision
+from kernel_attention.series.splits import SequenceSplit, Standardizer, in_precision, make_loader
 
 AnyBatch = TypeVar("AnyBatch", bound=Any)
 

@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.series.augmentation import augment, augment_unscaled, mix_series
-from kernel_attention.series.batches import Batch
 from kernel_attention.series.deadline import now
 from kernel_attention.series.rocket_features import OnFeatures
 from kernel_attention.series.settings import SeriesTraining
+from kernel_attention.series.splits import Batch
 from kernel_attention.training.settings import TrainSettings
 from kernel_attention.training.task import AveragedTask, SameLossTask
 

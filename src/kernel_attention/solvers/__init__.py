@@ -19,11 +19,6 @@ from kernel_attention.solvers.kernel_multilinear_svd import (
     kmlsvd_dual_scores,
     kmlsvd_primal_scores,
 )
-from kernel_attention.solvers.kernel_pca_diagnostics import (
-    EigenvalueRatios,
-    eigenvalue_ratios,
-    recovered_coefficients,
-)
 from kernel_attention.solvers.kernel_pca_values import KernelPCAResult, KernelPCAValues, kernel_pca_values
 from kernel_attention.solvers.kernel_svd import SingularDirections, kernel_svd
 from kernel_attention.solvers.kernel_svd_estimator import KernelSVD
@@ -41,7 +36,14 @@ from kernel_attention.solvers.principal_component_pursuit import (
     Pursuit,
     principal_component_pursuit,
 )
-from kernel_attention.solvers.projection_loss import ProjectionLoss, projection_error, projection_loss
+from kernel_attention.solvers.projection_loss import (
+    EigenvalueRatios,
+    ProjectionLoss,
+    eigenvalue_ratios,
+    projection_error,
+    projection_loss,
+    recovered_coefficients,
+)
 from kernel_attention.solvers.support_vector_expansion import (
     SupportVectorExpansion,
     SupportVectors,

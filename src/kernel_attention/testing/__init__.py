@@ -16,10 +16,9 @@ finite content; the caller must keep NaN and infinity out.
 """
 
 from kernel_attention.testing import (  # noqa: F401
-    decoding,
     launches,
     numerics,
-    padding,
+    sequences,
     training,
     transforms,
 )
@@ -44,8 +43,8 @@ from kernel_attention.testing.battery import (
     right_padding,
     subject,
 )
-from kernel_attention.testing.decoding import decoded
 from kernel_attention.testing.launches import LaunchCounter, Launches, count_launches, counting_launches
+from kernel_attention.testing.sequences import decoded
 
 __all__ = [
     "BATCH",

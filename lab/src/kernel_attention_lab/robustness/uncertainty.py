@@ -108,7 +108,7 @@ def measure_uncertainty(
     keep("plain", begun, _softmax(logits))
     if cases.validation is not None:
         # scikit-learn, which comes with it, takes seconds.
-        from kernel_attention.series.readout import fit_temperature
+        from kernel_attention.series.closed_form import fit_temperature
 
         held_out = input_logits(model, cases.validation.inputs)
         temperature = fit_temperature(held_out, torch.from_numpy(cases.validation.targets))

@@ -224,7 +224,7 @@ class TimeSeriesExperiment(Experiment):
         train = self._weighted(split_data(self.data, self.recipe, seed).train)
         fit_input(model.encoder, train.sequences)
         if self.recipe.readout:
-            from kernel_attention.series.readout import fit_readout  # brings scikit-learn
+            from kernel_attention.series.closed_form import fit_readout  # brings scikit-learn
 
             fit_readout(model, series_features(model, train.sequences), train, self.is_regression)
 

@@ -17,9 +17,10 @@ from kernel_attention.hosts.hugging_face.classifiers import (
     KernelAttentionForSequenceClassification,
     KernelAttentionForTimeSeriesClassification,
 )
-from kernel_attention.hosts.hugging_face.configuration import MODEL_TYPE, KernelAttentionConfig
 from kernel_attention.hosts.hugging_face.models import (
+    MODEL_TYPE,
     DecodingCache,
+    KernelAttentionConfig,
     KernelAttentionForCausalLM,
     KernelAttentionModel,
 )

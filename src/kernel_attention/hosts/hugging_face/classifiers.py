@@ -18,8 +18,7 @@ from kernel_attention.hosts.hugging_face.arguments import (
     said,
     without_padding,
 )
-from kernel_attention.hosts.hugging_face.configuration import KernelAttentionConfig
-from kernel_attention.hosts.hugging_face.models import KernelAttentionModel
+from kernel_attention.hosts.hugging_face.models import KernelAttentionConfig, KernelAttentionModel
 from kernel_attention.models import SequenceClassifier, TokenClassifier, VisionTransformer
 
 

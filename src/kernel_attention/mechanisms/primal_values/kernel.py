@@ -21,7 +21,7 @@ from kernel_attention.mechanisms.linear.decoding import RunningSum, linear_step,
 from kernel_attention.mechanisms.primal.functional import PrimalScores
 from kernel_attention.mechanisms.primal_values.functional import Readout, primal_value_attention
 from kernel_attention.mechanisms.regression.decoding import RidgeMemory, read_ridge, ridge_step
-from kernel_attention.mechanisms.regression.ridge_layer import inverse_softplus
+from kernel_attention.mechanisms.regression.layer import inverse_softplus
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.affine import product_dtype, wide
 from kernel_attention.tensors.features.feature_maps import (

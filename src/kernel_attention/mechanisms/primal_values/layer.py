@@ -23,7 +23,7 @@ from kernel_attention.mechanisms.primal_values.engines.gpu import (
 )
 from kernel_attention.mechanisms.primal_values.functional import Readout
 from kernel_attention.mechanisms.primal_values.kernel import PrimalValueKernel
-from kernel_attention.mechanisms.regression.ridge_layer import require_start
+from kernel_attention.mechanisms.regression.layer import require_start
 from kernel_attention.tensors.affine import product_dtype
 from kernel_attention.tensors.features.feature_maps import (
     FeatureMapSpec,
