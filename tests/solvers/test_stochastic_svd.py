@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernel_attention.solvers import KernelSVD
-from kernel_attention.solvers.stochastic_svd import FrequentDirections
+from kernel_attention.solvers.primal_kernel_svd import FrequentDirections
 from reference.subspaces import angles, two_samples, unit_columns
 
 S = 5

@@ -3,9 +3,13 @@
 from kernel_attention.analysis.capture import attention_layers, capture
 from kernel_attention.analysis.captured import CapturedAttention
 from kernel_attention.analysis.diagnostics import DiagnosticsReport, LayerDiagnostics, diagnose
-from kernel_attention.analysis.distillation import distill_primal_values, primal_values_from_softmax
+from kernel_attention.analysis.distillation import (
+    KernelModelErrors,
+    distill_primal_values,
+    kernel_model_errors,
+    primal_values_from_softmax,
+)
 from kernel_attention.analysis.initialization import PrimalInitialization, primal_from_softmax
-from kernel_attention.analysis.kernel_model import KernelModelErrors, kernel_model_errors
 
 __all__ = [
     "CapturedAttention",

@@ -31,8 +31,12 @@ from kernel_attention.solvers.kernel_svd import (
     sketched_weights,
 )
 from kernel_attention.solvers.operators import KernelOperator, centered, is_operator
-from kernel_attention.solvers.primal_kernel_svd import compatible, primal_kernel_svd, stochastic_kernel_svd
-from kernel_attention.solvers.stochastic_svd import FrequentDirections
+from kernel_attention.solvers.primal_kernel_svd import (
+    FrequentDirections,
+    compatible,
+    primal_kernel_svd,
+    stochastic_kernel_svd,
+)
 from kernel_attention.tensors.features.feature_maps import FeatureMapSpec
 from kernel_attention.tensors.features.kernel_functions import (
     KernelFunction,
