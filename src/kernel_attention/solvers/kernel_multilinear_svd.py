@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.solvers.finite import require_finite, require_range, size_of
+from kernel_attention.solvers.arrays import require_finite, require_range, size_of
 from kernel_attention.solvers.multilinear_svd import Method, Multilinear, Ranks, core_of, multilinear_svd
 from kernel_attention.tensors.multilinear.factors import multilinear_factors
 from kernel_attention.tensors.multilinear.kernel_tensors import multilinear_kernel

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.solvers.finite import require_range
+from kernel_attention.solvers.arrays import require_range
 from kernel_attention.solvers.operators import (
     CenteredOperator,
     DenseOperator,

@@ -20,8 +20,8 @@ from kernel_attention.solvers.arrays import (
     read_array,
     read_first,
     read_second,
+    require_range,
 )
-from kernel_attention.solvers.finite import require_range
 from kernel_attention.solvers.kernel_svd import (
     SingularDirections,
     SvdMethod,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.solvers.finite import require_finite, require_range
+from kernel_attention.solvers.arrays import require_finite, require_range
 
 PENALTIES = tuple(10.0 ** (exponent / 2) for exponent in range(-1, -14, -1))
 """0.3 to 3e-7, half a decade apart."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.solvers.finite import binary_unit, require_finite, require_range
+from kernel_attention.solvers.arrays import binary_unit, require_finite, require_range
 from kernel_attention.tensors.multilinear.unfoldings import (
     deterministic_signs,
     mode_product,

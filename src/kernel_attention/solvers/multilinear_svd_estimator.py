@@ -15,8 +15,7 @@ from torch import Tensor
 
 from kernel_attention.containers import feature_names, require_names
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.solvers.arrays import give_back, read_array, unmasked
-from kernel_attention.solvers.finite import require_finite, require_range
+from kernel_attention.solvers.arrays import give_back, read_array, require_finite, require_range, unmasked
 from kernel_attention.solvers.kernel_multilinear_svd import (
     kernel_multilinear_svd,
     kmlsvd_dual_objective,

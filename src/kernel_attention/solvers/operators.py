@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.solvers.finite import binary_unit, require_finite, size_of
+from kernel_attention.solvers.arrays import binary_unit, require_finite, size_of
 from kernel_attention.tensors.features.kernel_functions import KernelFunction, takes_reference
 
 _BLOCK_BYTES = 2**24  # a block that stays in the cache is evaluated and multiplied several times faster

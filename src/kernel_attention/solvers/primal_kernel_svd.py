@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kernel_attention.errors import InputError
-from kernel_attention.solvers.finite import binary_unit, require_finite, require_range
+from kernel_attention.solvers.arrays import binary_unit, require_finite, require_range
 from kernel_attention.solvers.kernel_svd import (
     ScoreWeights,
     SingularDirections,

@@ -18,8 +18,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.solvers.arrays import give_back, read_matrix
-from kernel_attention.solvers.finite import require_finite, require_range
+from kernel_attention.solvers.arrays import give_back, read_matrix, require_finite, require_range
 from kernel_attention.tensors.shrinkage import shrink
 from kernel_attention.tensors.statistics import accumulation_dtype
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.solvers.finite import require_range, times_exp
+from kernel_attention.solvers.arrays import require_range, times_exp
 from kernel_attention.solvers.kernel_pca_values import (
     CentredGram,
     centred_gram,

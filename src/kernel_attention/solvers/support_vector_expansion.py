@@ -22,8 +22,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kernel_attention.containers import as_targets
 from kernel_attention.errors import InputError
-from kernel_attention.solvers.arrays import fitted, give_back, read_array, read_matrix
-from kernel_attention.solvers.finite import require_finite, require_range, times_exp
+from kernel_attention.solvers.arrays import (
+    fitted,
+    give_back,
+    read_array,
+    read_matrix,
+    require_finite,
+    require_range,
+    times_exp,
+)
 from kernel_attention.tensors.statistics import accumulation_dtype
 
 

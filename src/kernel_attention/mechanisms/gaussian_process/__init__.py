@@ -10,8 +10,7 @@ from kernel_attention.mechanisms.gaussian_process.functional import (
     kernel_gp_posterior,
     sgpa_posterior,
 )
-from kernel_attention.mechanisms.gaussian_process.kernel_gp import KernelGPAttention
-from kernel_attention.mechanisms.gaussian_process.sgpa import SparseGPAttention
+from kernel_attention.mechanisms.gaussian_process.layer import KernelGPAttention, SparseGPAttention
 
 __all__ = [
     "Distribution",

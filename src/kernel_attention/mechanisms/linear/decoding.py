@@ -1,6 +1,6 @@
 """Linear attention one token at a time: the running sum of the keys' features times their values.
 
-``factor`` is as in ``kernel_attention.mechanisms.softmax.decoding``: the sum holds the completed blocks.
+``factor`` is as in ``kernel_attention.mechanisms.softmax.kernel``: the sum holds the completed blocks.
 
 Legend: B batch, h heads, p head width, m features, f factor.
 """

@@ -12,7 +12,7 @@ from kernel_attention.core.decoding import KeyValueCache, Position
 from kernel_attention.core.kernel import AttentionKernel
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import unknown
-from kernel_attention.mechanisms.softmax.decoding import (
+from kernel_attention.mechanisms.softmax.kernel import (
     append_to_cache,
     attend_to_cache,
     blocks_reached,
