@@ -43,13 +43,10 @@ def _refused(said: str) -> Iterator[None]:
 
 
 def unknown(kind: str, value: object, accepted: Iterable[str], *, listing: str = "") -> InputError:
-    """The error for a name that is not in a table, with the nearest names that are.
+    """The error for a name that is not among the accepted ones, with the nearest; few are all listed.
 
-    Args:
-        kind: what the name should stand for, such as ``attention mechanism``.
-        value: the value received.
-        accepted: the accepted names. The message lists all of them if they are few.
-        listing: the command or call that lists them if they are many.
+    ``kind`` is what the name should stand for, such as ``attention mechanism``, and ``listing`` the command
+    or call that lists the names where they are many.
     """
     names = sorted(accepted)
     near = nearest(value, names)
@@ -87,15 +84,10 @@ _EXTRAS = {
 
 
 def missing_package(error: ModuleNotFoundError, what: str, extra: str | None = None) -> str | None:
-    """One line that names a missing package and the extra that installs it.
+    """One line that names the package that an import of ``what`` misses and the extra that installs it.
 
-    Args:
-        error: the error of the import.
-        what: what the user asked for.
-        extra: the extra, if it is not the package's usual one.
-
-    Returns:
-        The line; None for a package in no extra, where the error is a defect of this library.
+    ``extra`` is given where it is not the package's usual one. None for a package in no extra: the error is a
+    defect of this library then.
     """
     package = (error.name or "").partition(".")[0]
     if package not in _EXTRAS:

@@ -23,13 +23,11 @@ _TRAINING = 4 * 4  # bytes of a float32 parameter, its gradient, and the two ave
 def require_memory(what: str, size: int, advice: str) -> None:
     """Refuse ``size`` bytes beyond the limit; sizes are Python integers, which do not overflow.
 
-    Args:
-        what: the caller, with the option and its value: "PrimalAttention: rank=10000000".
-        size: bytes.
-        advice: the change that helps: "lower rank".
+    ``what`` is the caller with the option ("PrimalAttention: rank=10000000"), ``advice`` the change that
+    helps ("lower rank").
 
     Raises:
-        InputError: with the arguments, the limit, and how to raise it.
+        InputError: with both, and how to raise the limit.
     """
     limit = memory_limit()
     if limit is not None and size > limit:

@@ -35,9 +35,8 @@ class _Pending:
 class Interception(TorchFunctionMode):
     """Inside the block, ``tell(module, make)`` is called for every attention of the running model.
 
-    Args:
-        attending: returns the running module; None where its calls are to be ignored.
-        tell: receives the module, and a function from its name to its ``CapturedAttention``.
+    ``attending`` returns the running module, None where its calls are to be ignored; ``make`` makes a
+    ``CapturedAttention`` of a name.
     """
 
     def __init__(

@@ -16,9 +16,8 @@ from kernel_attention.tensors.padding import compaction
 class Capabilities(nn.Module):
     """The ways in which a layer can be used with its options. A mechanism overrides the reasons.
 
-    Attributes:
-        sequence_group: the processes that share every sequence, see ``shard_sequence``; None where this
-            process holds whole sequences.
+    ``sequence_group`` are the processes that share every sequence, see ``shard_sequence``; None: whole
+    sequences are here.
     """
 
     sequence_group: SequenceGroup | None = None

@@ -95,12 +95,10 @@ class PenalizedModule(nn.Module):
         return self.last_call.note.objective
 
     def record_objective(self, objective: Objective | Tensor) -> None:
-        """Hand what a call in training mode found to the open collectors, and keep it for ``auxiliary_loss``.
+        """Hand what a call in training mode found, a tensor being J alone, to the open collectors and
+        ``auxiliary_loss``.
 
         A call inside a backward pass is a checkpointed one that is computed again: it has been counted.
-
-        Args:
-            objective: of the call; a tensor is J alone.
 
         Raises:
             RuntimeError: in a replica of ``nn.DataParallel``, whose objective nobody would get.

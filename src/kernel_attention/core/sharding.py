@@ -72,10 +72,6 @@ def shard_sequence(model: Model, group: ProcessGroup | None = None) -> Model:
 def require_shardable(model: nn.Module, is_causal: bool = False) -> list[ReadsSequence]:
     """The modules of a model that read more than a token at a time, each of which can share a sequence.
 
-    Args:
-        model: any module that holds our layers.
-        is_causal: whether the attention is to be causal.
-
     Raises:
         InputError: for a module that cannot be sharded, by its name, and for a model without our layers.
     """

@@ -280,15 +280,11 @@ def is_trained(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def random_error(layer: AttentionLayer, host: HostDescription, is_interface: bool) -> float:
-    """The share of the variance of softmax attention's outputs that a layer misses; 1 = the best constant.
+    """The share of the variance of softmax attention's outputs that a layer with a host's weights misses on
+    random inputs.
 
-    Args:
-        layer: with the host's weights.
-        host: its description.
-        is_interface: whether the layer is given queries, keys and values.
-
-    Returns:
-        The share, on random inputs. 0 where the layer cannot read them.
+    1 is the best constant; 0 where the layer cannot read the inputs: with ``is_interface``, queries, keys and
+    values.
     """
     device, dtype = host.like.device, host.like.dtype
     generator = torch.Generator().manual_seed(0)

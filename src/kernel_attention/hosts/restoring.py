@@ -241,8 +241,8 @@ def _add_auxiliary_loss(model: nn.Module, inputs: Any, options: dict[str, Any], 
 def _share_of_step(model: nn.Module, options: dict[str, Any]) -> float | Tensor:
     """The part of a step's labels that this micro-batch has.
 
-    A trainer that accumulates gradients says how many labels the whole step has, and adds up the losses of
-    its micro-batches. So that the objective of the step is a mean, each has its part.
+    A trainer that accumulates gradients adds up the losses of its micro-batches and says how many labels the
+    whole step has, so that its objective is a mean.
     """
     items, labels = options.get("num_items_in_batch"), options.get("labels")
     if items is None or not isinstance(labels, Tensor):

@@ -81,13 +81,9 @@ def require_views(views: Sequence[str]) -> None:
 
 
 class LinearStem(nn.Linear):
-    """A linear map of every patch of ``patch_len`` consecutive steps.
+    """A linear map of every patch of ``patch_len`` steps of c channels; the last patch is filled with zeros.
 
-    Args:
-        in_features: channels c.
-        embed_dim: width d of the tokens.
-        patch_len: steps per token; the last patch is filled with zeros.
-        where: ``device`` and ``dtype`` of the parameters.
+    The arguments are those of ``ConvolutionStem``.
     """
 
     def __init__(self, in_features: int, embed_dim: int, patch_len: int = 1, **where: Any) -> None:
@@ -230,12 +226,8 @@ class TokenBatchNorm(nn.BatchNorm1d):
 class ConvolutionalPositions(nn.Module):
     """Relative positions for any mechanism: a depth-wise convolution of the tokens, added to them.
 
-    The convolution sees the order of the tokens around each and no place in the series, as in wav2vec 2.0
-    (Baevski et al. 2020).
-
-    Args:
-        embed_dim: width d of the tokens.
-        where: ``device`` and ``dtype`` of the parameters.
+    It sees the order of the tokens around each and no place in the series, as in wav2vec 2.0 (Baevski et al.
+    2020). ``where``: ``device`` and ``dtype`` of the parameters.
     """
 
     def __init__(self, embed_dim: int, **where: Any) -> None:

@@ -40,16 +40,7 @@ def feed_forward(
 
 
 class FeedForward(nn.Module):
-    """``feed_forward`` with weights of its own: one expert.
-
-    Args:
-        embed_dim: d.
-        feedforward_dim: hidden width.
-        dropout: of the hidden units.
-        activation: "gelu" or "relu".
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
-    """
+    """``feed_forward`` with weights of its own: one expert. ``activation`` is "gelu" or "relu"."""
 
     def __init__(
         self,
@@ -164,12 +155,10 @@ class SparseExperts(PenalizedModule):
 
 
 def balancing_term(scores: Tensor, chosen: Tensor, real: Tensor | None = None) -> Tensor:
-    """E sum_e f_e P_e of Fedus et al. 2021, a 0-dimensional tensor.
+    """E sum_e f_e P_e of Fedus et al. 2021, a 0-dimensional tensor; 0 without a token that counts.
 
-    Args:
-        scores: the router's, (tokens, E).
-        chosen: the experts of every token, (tokens, k).
-        real: (tokens,) bool, the tokens that count; None: all. Without any, the term is 0.
+    ``scores`` are the router's, (tokens, E), ``chosen`` the experts of every token, (tokens, k), and ``real``
+    (tokens,) the tokens that count; None: all.
     """
     experts = scores.size(-1)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # half precision cannot count tokens

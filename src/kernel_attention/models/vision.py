@@ -251,12 +251,7 @@ def _draw_linear(layer: nn.Linear) -> None:
 def interpolate_positions(positions: Tensor, grid: tuple[int, int], new_grid: tuple[int, int]) -> Tensor:
     """Positions of one token grid for another, by bicubic interpolation: (T + H W, d) -> (T + H' W', d).
 
-    The T rows in front of the grid stay as they are.
-
-    Args:
-        positions: (T + H W, d), the grid row by row.
-        grid: (H, W).
-        new_grid: (H', W').
+    The T rows in front of the grid, which lies row by row, stay as they are.
     """
     if grid == new_grid:
         return positions.clone()

@@ -101,15 +101,11 @@ def read_matrix(
 
 
 def read_array(name: str, values: Any, **options: Any) -> Tensor:
-    """Numbers of any shape as a floating tensor: a tensor as it is, all else as scikit-learn checks it.
-
-    Args:
-        name: of the argument, for errors.
-        values: the numbers.
-        options: of ``sklearn.utils.check_array``.
+    """Numbers of any shape as a floating tensor: a tensor as it is, all else as scikit-learn's
+    ``check_array`` does.
 
     Raises:
-        InputError: for a tensor that is not finite.
+        InputError: for a tensor that is not finite, with the argument's ``name``.
         ValueError: scikit-learn's, for anything else.
     """
     if isinstance(values, Tensor):

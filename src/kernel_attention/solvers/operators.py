@@ -67,14 +67,10 @@ class DenseOperator:
 
 
 class KernelOperator:
-    """k(x_i, z_j), evaluated in blocks of rows whenever it is multiplied.
+    """k(x_i, z_j) of x (n, p) and z (m, p), evaluated in blocks of rows whenever it is multiplied.
 
-    Args:
-        kernel: from ``kernel_attention.tensors.features.kernel_functions.get_kernel_function``.
-        x: (n, p).
-        z: (m, p).
-        block_size: rows of a block; None: as many as fit the cache.
-        reference: what rows are normalised over, (m', p); None: z.
+    ``kernel`` is from ``get_kernel_function``. ``block_size`` rows are a block; None: as many as fit the
+    cache. Rows are normalised over ``reference`` (m', p); None: z.
     """
 
     size = 0.0

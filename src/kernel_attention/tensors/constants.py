@@ -20,10 +20,8 @@ _MOST_KEPT = 64
 def kept_constant(key: tuple[Any, ...], like: Tensor, make: Callable[[], Made]) -> Made:
     """The constant that ``make`` makes, once for each of the last keys and devices; nobody may write into it.
 
-    Args:
-        key: a name, and all that the result depends on.
-        like: a tensor of the call, on the device of the result.
-        make: a tensor or a tuple of them, of sizes alone and not of values.
+    It is a tensor, or a tuple of them, of sizes alone and not of values. ``key`` is a name and all that it
+    depends on; ``like`` a tensor of the call, on the device of the result.
     """
     if type(like) is not Tensor or is_for_all_sizes() or is_transformed():
         return make()  # a transform's tensors end with it

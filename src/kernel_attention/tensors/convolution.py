@@ -17,11 +17,8 @@ _BLOCK, _ONE_BLOCK = 16, 96  # tokens in a block of a sequence, and in a sequenc
 def convolve_sequence(x: Tensor, weight: Tensor, *, is_causal: bool = False) -> Tensor:
     """y_i = sum_j weight_j x_{i - front + j}, where x is zero outside: (B, N, d) -> (B, N, d).
 
-    Args:
-        x: tokens.
-        weight: (s,) shared by the channels, or (d, s).
-        is_causal: front = s - 1, so that y_i reads x_0..x_i; otherwise front = s // 2: a kernel of even
-            length has its extra element in front.
+    ``weight`` is (s,), shared by the channels, or (d, s). front is s - 1 where causal, so that y_i reads
+    x_0..x_i; otherwise s // 2: a kernel of even length has its extra element in front.
     """
     size = weight.size(-1)
     front = size - 1 if is_causal else size // 2

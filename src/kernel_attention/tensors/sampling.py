@@ -182,17 +182,10 @@ def weight_row(weight: Tensor, index: int | Tensor) -> Tensor:
 
 
 def gathered(x: Tensor, lengths: Tensor, w: Tensor, num_rows: int, max_len: int | None) -> Tensor:
-    """f(X)^T W over the rows of the grid that a prompt reaches.
+    """f(X)^T W, (B, h, p, s), over the rows of the grid of M = ``num_rows`` over ``max_len`` that a prompt
+    reaches.
 
-    Args:
-        x: the prompt in the heads' slices, (B, h, N, p).
-        lengths: its real tokens, (B,) int64.
-        w: (h, M, s).
-        num_rows: M.
-        max_len: length of the grid.
-
-    Returns:
-        (B, h, p, s).
+    x is the prompt in the heads' slices, (B, h, N, p), ``lengths`` (B,) its real tokens, and w (h, M, s).
     """
     length = required_max_len(max_len, x.size(2))
     grid = evenly_spaced(num_rows, length, x.device)[: rows_before(x.size(2), num_rows, length)]

@@ -113,13 +113,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Records the first Ctrl-C or SIGTERM; a second signal raises KeyboardInterrupt at once.
+    """Records the first Ctrl-C or SIGTERM (``is_made``); a second signal raises KeyboardInterrupt at once.
 
     An interrupted step leaves weights, moments and random numbers that belong to no step, and no run could
     resume from them. Signals reach only the main thread; in another thread nothing is recorded.
-
-    Attributes:
-        is_made: whether a signal has come.
     """
 
     def __init__(self) -> None:

@@ -116,12 +116,8 @@ ALONE = Processes(ProcessPlace())
 
 @contextlib.contextmanager
 def joined(place: ProcessPlace, device: torch.device, shards: int = 1) -> Iterator[Processes]:
-    """Meet the other processes, and part from them.
-
-    Args:
-        place: of this process.
-        device: of its model: gloo connects processors, and NCCL graphics cards.
-        shards: as in ``Processes``.
+    """Meet the other processes, and part from them: by gloo where the ``device`` is a processor, by NCCL on
+    graphics cards.
 
     Raises:
         InputError: where there is a process group already.

@@ -54,11 +54,10 @@ class EpochSampler(Sampler[int]):
 
 
 class Share(NamedTuple):
-    """A part of a batch.
+    """A part of a batch, as the loader makes it of the part's cases.
 
-    batch: as the loader makes it of the part's cases.
-    counts: False where the batch had fewer cases than parts. Its first case then stands in for the part, so
-        that the process stays in step with the others.
+    ``counts`` is False where the batch had fewer cases than parts. Its first case then stands in for the
+    part, so that the process stays in step with the others.
     """
 
     batch: Any
@@ -101,15 +100,10 @@ class _Shares(Dataset[Share]):
 
 
 def shared_loader(loader: DataLoader, share: int, shares: int, passes: int = 1) -> DataLoader[Share]:
-    """A loader of ``passes`` parts of each batch: those of process ``share`` of ``shares``.
+    """A loader of ``passes`` parts of each batch, those of process ``share`` of ``shares``, in its sampler's
+    order.
 
-    The order is that of the loader's own sampler.
-
-    Args:
-        loader: of batches of cases; its sampler, or its batch sampler, gives a list of them for each batch.
-        share: which part, from 0.
-        shares: their number.
-        passes: parts of one process.
+    The sampler of ``loader``, or its batch sampler, gives a list of cases for each batch.
     """
     return DataLoader(
         _Shares(loader),

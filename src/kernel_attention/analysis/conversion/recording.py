@@ -28,13 +28,10 @@ from kernel_attention.hosts.sites import Site
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of an attention layer.
+    """One call of an attention layer, by its positional and named arguments.
 
-    Attributes:
-        arguments: positional arguments of the layer's own call.
-        named: the others.
-        output: the old layer's output, its output projection included; the layout of the layer's own.
-        real: bool, the output's shape without the features; True = real token.
+    ``output`` is the old layer's in its own layout, its output projection included, and ``real`` (bool,
+    without the features) says which tokens are real.
     """
 
     arguments: tuple[Any, ...]

@@ -81,16 +81,11 @@ class _Instead:
 def choose_greedily(
     count: int, loss: Callable[[Sequence[int]], float], tolerance: float, is_late: Callable[[], bool]
 ) -> tuple[list[int], list[float]]:
-    """Add the layer whose conversion costs least, as long as the loss is within the tolerance.
+    """Add the layer whose conversion costs least, as long as the loss with these layers converted is within
+    ``tolerance``.
 
-    Args:
-        count: number of layers.
-        loss: the loss of a model with these layers converted.
-        tolerance: the highest loss.
-        is_late: True ends the choice.
-
-    Returns:
-        The layers in the order of the choice, and the loss with each layer alone.
+    ``is_late`` ends the choice. Returns the layers in the order of the choice, and the loss with each layer
+    alone.
     """
     alone = [loss([index]) for index in range(count)]
     chosen: list[int] = []

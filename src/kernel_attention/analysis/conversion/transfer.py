@@ -109,13 +109,10 @@ _LARGEST_GRADIENT = 1.0  # norm, of a loss whose size is about 1
 
 @dataclass(frozen=True)
 class Descent:
-    """Settings of one descent by Adam, with a linear warm-up and a cosine to zero.
+    """At most ``steps`` of Adam, a batch each, with a linear warm-up and a cosine to zero.
 
-    Attributes:
-        steps: at most; one batch each.
-        learning_rate: the highest.
-        deadline: a time of ``time.monotonic`` after which no step begins.
-        seed: of the order of the batches.
+    ``deadline`` is a time of ``time.monotonic`` after which no step begins; ``seed`` gives the order of the
+    batches.
     """
 
     steps: int

@@ -88,10 +88,8 @@ def read_tokens(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tenso
 def read_padding(attention_mask: Tensor | None, tokens: Tensor, continues: bool = False) -> Tensor | None:
     """The real tokens among (B, N), as booleans.
 
-    Args:
-        attention_mask: (B, N), 1 = real token; for tokens after others, those may be in front.
-        tokens: (B, N, ...).
-        continues: whether other tokens come before.
+    ``attention_mask`` is (B, N), 1 = real token; where tokens come before (``continues``), those may be in
+    front.
 
     Raises:
         InputError: for another shape, such as a mask over pairs, and for other numbers, such as those of
@@ -119,14 +117,10 @@ def without_padding(tokens: Tensor, mask: Tensor | None) -> Tensor:
 def check_positions(
     name: str, positions: Tensor | None, tokens: Tensor, mask: Tensor | None, start: int | Tensor = 0
 ) -> None:
-    """InputError for positions that do not count the real tokens of every text from 0 on.
+    """InputError for positions, (B, N), (1, N) or (N,), that do not count the real tokens of every text from
+    0 on.
 
-    Args:
-        name: of the argument.
-        positions: (B, N), (1, N) or (N,).
-        tokens: (B, N, ...).
-        mask: (B, N), True = real token; None: all.
-        start: real tokens before these, one number or (B,).
+    ``start`` are the real tokens before these, one number or (B,).
     """
     if positions is None:
         return

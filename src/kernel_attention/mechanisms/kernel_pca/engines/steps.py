@@ -31,14 +31,10 @@ class Heads(NamedTuple):
 
 
 class PursuitCall(NamedTuple):
-    """The input and options of a call, and its heads once an engine is chosen.
+    """The input x (B, N, d) and options of a call, and its heads once an engine is chosen.
 
-    Attributes:
-        x: (B, N, d).
-        head_dim: p.
-        settings: as of ``principal_attention_pursuit``.
-        has_dropout: whether weights of the last step are dropped.
-        heads: what is attended; None while an engine is being chosen.
+    ``has_dropout``: whether weights of the last step are dropped. The settings are those of
+    ``principal_attention_pursuit``.
     """
 
     x: Tensor

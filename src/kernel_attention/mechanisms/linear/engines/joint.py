@@ -42,14 +42,11 @@ def has_linear_pass(feature_map: FeatureMap) -> bool:
 def linear_pass(
     z: Tensor, feature_map: FeatureMap, normalize: bool, attention_mask: Tensor | None, is_causal: bool
 ) -> Tensor:
-    """``linear_attention`` of queries, keys and values z (B, N, 3, h, p): (B, N, h, p).
+    """``linear_attention`` of queries, keys and values z (B, N, 3, h, p) with a map that ``has_linear_pass``:
+    (B, N, h, p).
 
-    Args:
-        z: queries, keys and values side by side.
-        feature_map: phi, one that ``has_linear_pass``.
-        normalize: whether the sums of the weights divide.
-        attention_mask: (B, N), True = real token; None where it is causal.
-        is_causal: query i sees keys 0..i only.
+    ``normalize``: whether the sums of the weights divide. ``attention_mask`` is (B, N), True = real token;
+    None where causal.
     """
     dtype, z = z.dtype, wide(z)
     chunk = min(max(128, z.size(-1)), z.size(1)) if is_causal else 0

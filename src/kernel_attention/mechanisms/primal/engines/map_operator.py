@@ -60,12 +60,9 @@ class FoldedReadout(NamedTuple):
 def fold_readout(after: Readout, rows: Tensor | None, group: SequenceGroup | None = None) -> FoldedReadout:
     """G = [W_{e|X} C_e^T ; W_{r|X} C_r^T] (times O^T where it is folded) and S = W Lambda W^T / h.
 
-    The head dimension comes first, so that all sequences of a head share one product.
-
-    Args:
-        after: the weights.
-        rows: f(X), (B, M, d); None where the weights do not depend on the sequence.
-        group: processes that hold rows of the same sequences.
+    The head dimension comes first, so that all sequences of a head share one product. ``rows`` are f(X), (B,
+    M, d); None where the weights do not depend on the sequence. The processes of ``group`` hold rows of the
+    same sequences.
     """
     after = Readout._make(None if tensor is None else exactly(tensor) for tensor in after)
     num_heads, rank = after.w_e.size(0), after.w_e.size(-1)

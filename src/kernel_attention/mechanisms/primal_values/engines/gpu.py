@@ -51,12 +51,8 @@ def primal_values_launches(
 ) -> tuple[Tensor, Tensor | None]:
     """The heads' outputs side by side, (B, N, d), zero at padded tokens, and the nested objective, (B,).
 
-    Args:
-        z: queries, keys and values, (B, N, 3, h, p).
-        w_e: (h, p, s).
-        w_r: (h, p, s).
-        sqrt_lambda: (h, s).
-        options: ``mask`` is (B, N), True = real token; ``feature_map`` one that ``has_value_form``.
+    z are queries, keys and values, (B, N, 3, h, p), the weights (h, p, s), and ``sqrt_lambda`` (h, s). The
+    mask of the options is (B, N), True = real token, and the feature map one that ``has_value_form``.
     """
     z = wide(z)
     with without_autocast(z):
