@@ -1,7 +1,5 @@
 """Writes that leave either the whole new file or the old one. This module imports no other of the library."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

@@ -5,8 +5,6 @@ array made of it by ``np.asarray`` loses the mark or is none of numbers. Here a 
 needed; other libraries are recognised by what they offer, and never imported.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any

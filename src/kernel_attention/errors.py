@@ -1,7 +1,5 @@
 """The error for bad input, reported in one line."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import stat

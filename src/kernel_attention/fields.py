@@ -11,8 +11,6 @@ a namespace of their own; jsonargparse and tyro own the parsing of the command l
 messages. The classes stay plain dataclasses, so that ``dataclasses.replace`` and ``asdict`` work on them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ The limit is half of the memory that this process may use: that of the machine, 
 that is less. ``KERNEL_ATTENTION_MEMORY_LIMIT``, in GiB, replaces it.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

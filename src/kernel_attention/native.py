@@ -11,8 +11,6 @@ The C++ files call no PyTorch, so one small file is all that a compiler reads. T
 and of the matrix product in the BLAS that PyTorch was built with.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

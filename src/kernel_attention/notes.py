@@ -4,8 +4,6 @@ Python shows them on standard error unless logging is configured otherwise. The 
 line ``note: ...``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

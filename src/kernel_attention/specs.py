@@ -4,8 +4,6 @@ Mechanisms, the kernels of support-vector layers, feature maps, and the contende
 written this way, in Python, in recipes and on the command line. A list has one entry per layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple

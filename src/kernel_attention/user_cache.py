@@ -1,7 +1,5 @@
 """The folder of what can be made or fetched again, and the user's home folder."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Weights as safetensors files that are whole or absent, with a checksum of their tensors."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import logging

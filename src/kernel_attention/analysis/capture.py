@@ -6,8 +6,6 @@ a softmax and a product. So everything before it (fused projections, normalised 
 grouped keys) has been applied.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -8,8 +8,6 @@ known: the truncated SVD of A between the spans of phi(q) and phi(k). The descen
 ``kernel_model_errors`` says how well such a layer models the kernel attention of its own feature map.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

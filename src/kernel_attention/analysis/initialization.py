@@ -4,8 +4,6 @@ Source: Primal-Attention (Chen et al., NeurIPS 2023), theorem 3.2 and remark 3.3
 kappa(x, x_j) = W_e^T f(X) phi(x). Softmax attention is the left-hand side with its values for h_r,j.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any, Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """Attention intercepted at the torch functions that it consists of, in any library."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

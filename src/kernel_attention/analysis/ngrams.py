@@ -4,8 +4,6 @@ Legend: T tokens of the training text, V vocabulary. Every token of the evaluate
 predicted once, as in ``kernel_attention.analysis.perplexity.perplexity``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Legend: T tokens of a text, L context, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The predictive distribution of a classifier: what it says, how sure it is, and why it is not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple

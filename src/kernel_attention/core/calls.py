@@ -1,7 +1,5 @@
 """Objectives of calls, and where a thread keeps them until the loss is computed."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

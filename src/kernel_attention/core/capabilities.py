@@ -1,7 +1,5 @@
 """The ways in which a layer can be used, and why not: with given queries, keys and values; step by step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

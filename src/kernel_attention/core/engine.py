@@ -1,7 +1,5 @@
 """Engines: ways of computing a layer that give the numbers of its formulas sooner, and the plan of a call."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeVar

@@ -1,7 +1,5 @@
 """The interface between a kernel of queries and keys and the layers that attend with it."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The base of all attention layers: sizes, heads, the checks of the call, and what a mechanism can do."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Where parameters are made, in which precision, and how they are drawn anew."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook

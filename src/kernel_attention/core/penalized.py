@@ -1,7 +1,5 @@
 """Modules with a term of their own in the loss."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import logging

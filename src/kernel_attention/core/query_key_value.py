@@ -1,7 +1,5 @@
 """Attention by a kernel of queries and keys that weighs the values. Most mechanisms are of this kind."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

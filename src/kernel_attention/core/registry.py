@@ -1,7 +1,5 @@
 """The table of mechanisms: layer classes register themselves, and layers are made by name."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

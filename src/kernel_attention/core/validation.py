@@ -1,7 +1,5 @@
 """Checks of constructors' arguments: each raises for the first argument that is wrong."""
 
-from __future__ import annotations
-
 import math
 from numbers import Real
 

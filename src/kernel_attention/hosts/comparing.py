@@ -11,8 +11,6 @@ but the mechanisms that destroy a trained encoder (all-MiniLM-L6-v2) are those a
 others.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import inspect

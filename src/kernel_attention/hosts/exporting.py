@@ -5,8 +5,6 @@ A program is traced from the readable forms of the mechanisms, so it holds PyTor
 Legend: B sequences, N tokens, V tokens of the vocabulary.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import inspect

@@ -5,8 +5,6 @@ and then call a function by name. A host of this kind keeps its projections, its
 cache. What is replaced is the function.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import math

@@ -6,8 +6,6 @@ triangle, because most mechanisms have no matrix to add a mask to.
 Legend of packed sequences: B rows, N tokens of a row. Sequences do not reach from one row into the next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 

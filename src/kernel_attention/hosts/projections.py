@@ -1,7 +1,5 @@
 """The projections of a host's attention module under our names, and their copy into a new layer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 

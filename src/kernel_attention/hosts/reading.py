@@ -1,7 +1,5 @@
 """The facts that a host's attention module states: sizes, dropout, longest sequence."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

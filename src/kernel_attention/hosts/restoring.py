@@ -5,8 +5,6 @@ So ``watch_models`` puts three methods of ``PreTrainedModel`` behind functions t
 whose configuration has no trace of ``replace_attention``.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import threading

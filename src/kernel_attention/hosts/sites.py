@@ -1,7 +1,5 @@
 """The attention layers of a model: where they are, how they are called, and which of them a key names."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

@@ -3,8 +3,6 @@
 timm is not imported. A weight is recognised by its name and shape.
 """
 
-from __future__ import annotations
-
 import copyreg
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

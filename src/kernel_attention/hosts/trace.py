@@ -9,8 +9,6 @@
   the error it would get the original model with new weights.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -4,8 +4,6 @@ A short convolution may come before the attention, and the feed-forward network 
 channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ dilations, K = 84 kernels, Q thresholds of every kernel and dilation. Masks are 
 padding is on the right.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

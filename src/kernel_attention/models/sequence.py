@@ -4,8 +4,6 @@ PrimalFormer is ``attention="primal"``; Primal.+ is ``attention=["softmax", "pri
 section 5).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, Literal

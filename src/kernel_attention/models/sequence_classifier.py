@@ -1,7 +1,5 @@
 """The classifier of the papers' time-series experiments: the encoder, a pooling and a linear head."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

@@ -5,8 +5,6 @@ Legend of shapes: B series, N steps, c channels, M = ceil(N / patch_len) tokens,
 no token of a real one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

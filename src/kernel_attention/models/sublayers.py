@@ -4,8 +4,6 @@ convolution.
 Legend: B sequences, N tokens, d model width or channels, E experts, k experts of a token, K taps.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -4,8 +4,6 @@ The models of Long Range Arena (Tay et al. 2021) as Primal-Attention's experimen
 tokens, learnt positions, pre-norm layers, the mean over the real tokens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The inputs of estimators, numpy or torch in and the same out, and computations that do not overflow."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@ Legend: the sample of mode n has N_n rows, its features Phi_n are (N_n, M_n); ra
 (N_n, R_n) with orthonormal columns, core S (R_1..R_D), compatibility tensor C (M_1..M_D).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -10,8 +10,6 @@ or broadcast to. Everything is computed in float64, with logits kept as logits u
 and returned in the precision of the keys (float32 or better).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple, Self
 

@@ -7,8 +7,6 @@ sequence; here X and Z are any two, of n and m points.
 Legend: X (n, p), Z (m, q), K (n, m), s components.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from numbers import Integral
 from typing import Any, Literal, NamedTuple

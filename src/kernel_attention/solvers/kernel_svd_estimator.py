@@ -1,7 +1,5 @@
 """Asymmetric kernel SVD as a scikit-learn estimator of two samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Self
 

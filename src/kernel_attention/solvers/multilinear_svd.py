@@ -7,8 +7,6 @@ Legend: a tensor K of order D has modes of sizes I_1..I_D; ranks R_n, factors U_
 columns, core S (R_1..R_D).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 

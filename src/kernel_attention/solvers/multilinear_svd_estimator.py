@@ -1,7 +1,5 @@
 """The multilinear SVD, of a tensor or of the kernel tensor of D samples, as a scikit-learn estimator."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self

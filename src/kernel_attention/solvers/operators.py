@@ -4,8 +4,6 @@ triplets.
 Legend: K (n, m); B (m, k), C (n, k); s triplets.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any, NamedTuple, Protocol
 

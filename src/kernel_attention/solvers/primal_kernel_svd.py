@@ -10,8 +10,6 @@ width of phi_z, and the kernel Phi_x C Phi_z^T.
 Legend: Phi_x (n, p), Phi_z (m, q), C (p, q); s components.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 

@@ -6,8 +6,6 @@ algorithm 1, sections 1.6 and 5). It is what Principal Attention Pursuit takes i
 method with another sign of Y and another threshold.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any, NamedTuple, Self

@@ -9,8 +9,6 @@ y(x) = sum_j softmax_j(x.k_j / sqrt(p)) v_j + b with v_j = (alpha_j - alpha~_j) 
 Legend: N keys and M queries of width p, d targets.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, Self
 
 import numpy as np

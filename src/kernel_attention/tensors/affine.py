@@ -1,7 +1,5 @@
 """Affine maps, as weight and bias, for functions that multiply them together; several in one product."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

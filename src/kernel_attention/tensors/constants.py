@@ -1,7 +1,5 @@
 """Tensors that depend on sizes alone, made once and kept from step to step."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar

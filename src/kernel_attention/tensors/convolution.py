@@ -1,7 +1,5 @@
 """Depth-wise convolutions of tokens, along a sequence and over a grid."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -6,8 +6,6 @@ rounded to a multiple of 2^-16. What stays is divided by the rounded probability
 mean.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -3,8 +3,6 @@
 The latter take (B, N, h, p), causal, in bfloat16, and come with gradients of their own.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Moving the real tokens of a sequence together, and padding a sequence to whole blocks."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Where only the formulas will do, and how the gradients of hand-written passes are differentiated again."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

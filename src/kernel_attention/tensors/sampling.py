@@ -6,8 +6,6 @@ over the longest length.
 Legend: B batch, N tokens, d width, h heads, p head width, M rows, s rank.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Proximal operators: the small non-linear steps of sparse and low-rank decompositions."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

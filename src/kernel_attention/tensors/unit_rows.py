@@ -7,8 +7,6 @@ of them needs that, and a backward pass by hand reads the input and the norms on
 Legend: p width of a row.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Layers under test and their inputs, the checks that run on them, and what these compare by."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -10,8 +10,6 @@ that are not filled are none. A fused kernel of attention is one each way, and `
 zeros one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

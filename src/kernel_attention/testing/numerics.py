@@ -1,7 +1,5 @@
 """Shapes, devices, gradients, precisions and extreme inputs, and what a layer refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

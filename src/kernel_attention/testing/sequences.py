@@ -1,7 +1,5 @@
 """Padding, batches, packing and the future change nothing, and decoding equals the parallel causal form."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Training steps, the objective, adapters, and copies of a layer."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import io

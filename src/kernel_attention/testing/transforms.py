@@ -1,7 +1,5 @@
 """Compilers, transforms of torch.func, forward mode, hooks of all modules, modes and defaults of torch."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 It is written by atomic rename, and read back without executing anything from the file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import pickle

@@ -1,7 +1,5 @@
 """Global states that a caller may have set, put aside while a model is trained or asked."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import random

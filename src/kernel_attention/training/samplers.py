@@ -5,8 +5,6 @@ differ by at most one. So a run on several devices sees the batches of one devic
 whatever the order of the cases depends on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The settings of the training loop, and the schedule of its learning rate."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Literal

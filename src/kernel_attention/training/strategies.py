@@ -1,7 +1,5 @@
 """How the processes of a run share a model: copies whose gradients are averaged, or parts of every weight."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext

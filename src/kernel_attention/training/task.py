@@ -1,7 +1,5 @@
 """A task of training: its loss plus the layers' auxiliary loss, and the figures of a round."""
 
-from __future__ import annotations
-
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ Source: the two stages of LoLCATs (Zhang et al. 2024, arXiv 2410.10254): each ne
 outputs on the old one's inputs ("attention transfer"), then optionally the whole model its own old outputs.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import os

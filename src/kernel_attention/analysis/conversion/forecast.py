@@ -5,8 +5,6 @@ truncated SVD A_s. What is lost of a head's output is ||(A - A_s) v||. A new lay
 sequences, so it loses more. The forecast ranks layers and ranks; it is no bound of the trained error.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 in a file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """The findings of a conversion, as data and as text: errors, and time and memory at several lengths."""
 
-from __future__ import annotations
-
 import inspect
 import statistics
 import time

@@ -4,8 +4,6 @@ The old model stays as it is. A layer is converted for a measurement by hooks: t
 old one is given, and its output takes the place of the old one's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple

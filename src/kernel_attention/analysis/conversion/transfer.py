@@ -1,7 +1,5 @@
 """Attention transfer: the start of a new layer, and its training on recorded calls of the old one."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

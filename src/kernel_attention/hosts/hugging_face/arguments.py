@@ -3,8 +3,6 @@
 Legend: B texts, N tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Legend: B sequences or images, N tokens, d model width, c channels.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

@@ -3,8 +3,6 @@
 Legend: B texts, N tokens, d model width, V tokens of the vocabulary.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any, ClassVar
 

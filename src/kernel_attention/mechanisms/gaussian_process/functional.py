@@ -8,8 +8,6 @@ Legend: B batch, h heads, N tokens, p head width, s projection directions (rank)
 M inducing keys.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

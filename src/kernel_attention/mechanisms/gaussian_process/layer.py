@@ -1,7 +1,5 @@
 """Gaussian-process attention as layers: on the scores of Primal-Attention, and sparse, with inducing keys."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ Analysis", NeurIPS 2024 (algorithm 1 and definition 1; eq. 12, remark 3 and appe
 Legend: B batch, h heads, N queries, S keys (S = N in self-attention), p head width, d = h p model width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 

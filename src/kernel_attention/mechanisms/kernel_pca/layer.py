@@ -1,7 +1,5 @@
 """The kernel-PCA layers: RPC-Attention and Scaled Attention (Teo & Nguyen, NeurIPS 2024)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Literal

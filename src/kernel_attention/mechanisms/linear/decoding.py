@@ -5,8 +5,6 @@
 Legend: B batch, h heads, p head width, m features, f factor.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -6,8 +6,6 @@ Primal-Dual Framework for Transformers and Neural Networks", ICLR 2023 (section 
 Legend: B batch, h heads, N tokens, p head width, m features.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """A kernel with explicit features, as a module."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

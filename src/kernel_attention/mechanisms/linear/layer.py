@@ -1,7 +1,5 @@
 """Linear attention as a layer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Literal
 

@@ -16,8 +16,6 @@ all of them follow from the p x p Gram matrices C_q = phi_q^T phi_q, C_k = phi_k
 Legend: B batch, h heads, N tokens, p width of phi, M sampled rows, s features (rank).
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch

@@ -6,8 +6,6 @@ Representation", NeurIPS 2023 (paper eq. 6-11; supplement theorem 3.2, lemma 4.2
 Legend: B batch, h heads, N tokens, p head width, s projection directions (rank), M sampled rows.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch

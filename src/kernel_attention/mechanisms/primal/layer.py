@@ -1,7 +1,5 @@
 """Primal-Attention as a layer."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Layers on the scores e and r of Primal-Attention: their kernel, their sampled rows, their decoding."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 from torch import Tensor, nn

@@ -8,8 +8,6 @@ Legend: B batch, h heads, N tokens, p head width, s rank, M sampled rows, T toke
 that lie in one block.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -13,8 +13,6 @@ normalisations are options.
 Legend: B batch, h heads, N queries, S keys, p head width, m features of phi, s rank.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -3,8 +3,6 @@
 Legend as in ``kernel_attention.mechanisms.primal_values.functional``.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any

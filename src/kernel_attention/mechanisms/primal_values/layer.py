@@ -1,7 +1,5 @@
 """Primal attention with values, as a layer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

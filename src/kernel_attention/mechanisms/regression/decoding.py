@@ -3,8 +3,6 @@
 Legend: B batch, h heads, p head width, m features, p_v width of a value.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

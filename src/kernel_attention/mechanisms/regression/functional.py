@@ -8,8 +8,6 @@ support vector machine without bias. The delta rule takes one gradient step on e
 Legend: B batch, h heads, N queries, S keys, p head width, m features, p_v width of a value.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

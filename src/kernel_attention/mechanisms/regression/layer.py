@@ -1,7 +1,5 @@
 """Ridge attention, its kernel, and the delta rule as layers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any, Literal

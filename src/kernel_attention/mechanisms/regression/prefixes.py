@@ -12,8 +12,6 @@ gamma^i in the place of 1.
 Legend: B batch, h heads, n blocks, C tokens of a block, m features, p_v width of a value.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """The baselines: canonical softmax attention and its symmetric form."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -8,8 +8,6 @@ to the token. Row ``position // factor`` of the cache holds the open block until
 Legend: B batch, h heads, p head width, f factor, N tokens read, M = ceil(N / f) keys.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Canonical softmax attention and its symmetric form, as one layer."""
 
-from __future__ import annotations
-
 import torch
 
 from kernel_attention.core.parameters import Device

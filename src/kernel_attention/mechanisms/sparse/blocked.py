@@ -12,8 +12,6 @@ Legend: B batch, h heads, M keys, T rows, l columns (the stride in keys; in posi
 f factor, p head width.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

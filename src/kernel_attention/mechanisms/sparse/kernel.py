@@ -1,7 +1,5 @@
 """Softmax over a pattern of positions, as a module."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sparse attention as a layer."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

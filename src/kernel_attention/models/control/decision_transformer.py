@@ -7,8 +7,6 @@ B.1): ``attention=["softmax", "softmax", {"primal": {"rank": 64, "eta": 0.05, "d
 The legend is that of ``kernel_attention.models.control.policies``; d is the model width.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple

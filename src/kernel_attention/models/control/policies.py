@@ -3,8 +3,6 @@
 Legend: B episodes, K time steps, o numbers of a state, a numbers of an action or discrete actions.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise

@@ -6,8 +6,6 @@ kernel-PCA paper's ``[{"rpc": {"iterations": 4, "lam": 4.0}}] * 4 + ["symmetric"
 Legend: B texts, N tokens, d model width, V tokens of the vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

@@ -12,8 +12,6 @@ it sums, 9.6 in place of 10.1.
 Legend: T tokens, d width, V vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The text that a causal model writes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

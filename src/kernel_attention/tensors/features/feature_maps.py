@@ -5,8 +5,6 @@ and ``is_causal`` matter to the maps that normalise over the sequence; the token
 The maps with a state of their own are modules, in ``kernel_attention.tensors.features.softmax_features``.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections import ChainMap

@@ -9,8 +9,6 @@ and asymmetric Nystrom method", 2023; the exponential and softmax kernels are th
 "Transformer dissection", EMNLP 2019).
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

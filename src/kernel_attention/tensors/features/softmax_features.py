@@ -4,8 +4,6 @@ Both are modules. Their constants are buffers, which move and are saved with the
 are called like the functions of ``kernel_attention.tensors.features.feature_maps``.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -3,8 +3,6 @@
 Source and legend as in ``kernel_attention.mechanisms.multilinear.functional``.
 """
 
-from __future__ import annotations
-
 import string
 from collections.abc import Sequence
 

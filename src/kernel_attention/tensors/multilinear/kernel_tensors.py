@@ -3,8 +3,6 @@
 Source: Verbeek, "3D Primal Attention", TU Delft 2025, equations 3-3 to 3-6 and 2-19.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

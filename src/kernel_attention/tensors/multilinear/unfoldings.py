@@ -3,8 +3,6 @@
 A tensor has leading batch dimensions and, last, ``order`` modes of sizes I_1..I_D; ``mode`` counts from 0.
 """
 
-from __future__ import annotations
-
 import math
 import string
 from collections.abc import Sequence

@@ -25,8 +25,6 @@ called here, everything is ``scaled_dot_product_attention``.
 Legend: B batch, h heads, N queries, S keys, p head width, p_v width of the values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

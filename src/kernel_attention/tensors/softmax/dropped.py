@@ -8,8 +8,6 @@ again, and draws its mask again from the seed of the call. Where all weights are
 Legend: B batch, h heads, N queries, S keys, p head width, p_v width of the values.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple

@@ -26,8 +26,6 @@ the gradient itself is differentiated, it comes from the formulas.
 Legend: B batch, h heads, N tokens, p head width, d = h p.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -6,8 +6,6 @@ without the operator. Where the gradient itself is differentiated, it comes from
 Legend: B batch, h heads, N tokens, p head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

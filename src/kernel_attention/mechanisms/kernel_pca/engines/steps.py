@@ -6,8 +6,6 @@ a clipping between two tensors is twelve operations, and of a whole step thirty;
 Legend and recursion as in ``cpu.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 Legend: B batch, N tokens, h heads, p head width.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from torch import Tensor

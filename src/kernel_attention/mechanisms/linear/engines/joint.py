@@ -9,8 +9,6 @@ Legend: B batch, N tokens, h heads, p head width, H = B h, c tokens of a chunk, 
 values, and one more where the weights are summed.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -10,8 +10,6 @@ Legend: B batch, N tokens, h heads, p head width, d = h p, s scores, M sampled r
 blocks of all sequences, C rows of a block at most.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

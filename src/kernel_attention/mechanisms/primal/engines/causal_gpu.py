@@ -9,8 +9,6 @@ Legend: B batch, N tokens, h heads, p head width, M sampled rows, T tokens of a 
 block at most. The first dimension of what queries and keys share is 2.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

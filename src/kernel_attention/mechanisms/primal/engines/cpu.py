@@ -3,8 +3,6 @@
 It runs on any device. Legend as in ``one_pass``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ Legend: B batch, b = B where the weights depend on the sequence and else 1, N to
 d = h p, s rank, M sampled rows. The last dimension of features holds queries' and keys' side by side.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -8,8 +8,6 @@ of its training step. Where the gradient itself is differentiated, it comes from
 Legend as in ``one_pass``.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial

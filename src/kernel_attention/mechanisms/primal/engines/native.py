@@ -8,8 +8,6 @@ sequences would spend most of a step on calls.
 Legend as in ``one_pass``.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Sequence

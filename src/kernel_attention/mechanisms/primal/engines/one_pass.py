@@ -15,8 +15,6 @@ Legend: B batch, N tokens, h heads, p head width, d = h p, s rank, M sampled row
 together, o outputs of a group.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

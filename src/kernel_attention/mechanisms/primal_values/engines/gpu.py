@@ -7,8 +7,6 @@ Gram matrices. The backward pass, with the slope of the objective, is written by
 Legend: B batch, N tokens, h heads, p head width, s rank, n real tokens.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch
