@@ -22,6 +22,7 @@ BUDGETS = [
     ("cosine", {}, {}, 10, 16),
     ("primal", {"rank": 30}, {}, 12, 20),
     ("primal", {"rank": 30, "eta": 0.1}, {}, 20, 36),
+    ("primal", {"rank": 30, "eta": 0.1, "dtype": torch.bfloat16}, {}, 27, 45),
     ("primal", {"rank": 30, "data_dependent": False}, {}, 10, 18),
     ("primal", {"rank": 30, "data_dependent": False}, CAUSAL, 13, 22),
     ("primal", {"rank": 30, "max_len": 1024}, CAUSAL, 25, 44),
@@ -45,7 +46,8 @@ def _count(name, options, arguments):
     layer = create_attention(name, embed_dim=EMBED_DIM, num_heads=HEADS, device="meta", **options)
     if arguments.pop("padded", False):
         arguments["attention_mask"] = torch.empty(BATCH, LENGTH, dtype=torch.bool, device="meta")
-    return count_launches(layer.train(), torch.empty(BATCH, LENGTH, EMBED_DIM, device="meta"), **arguments)
+    x = torch.empty(BATCH, LENGTH, EMBED_DIM, device="meta", dtype=options.get("dtype"))
+    return count_launches(layer.train(), x, **arguments)
 
 
 @pytest.mark.parametrize(("name", "options", "arguments", "forward", "backward"), BUDGETS)

@@ -195,10 +195,10 @@ def bounded_square(objective: Tensor, bound: float | Tensor = OBJECTIVE_BOUND) -
         objective: J, of any shape.
         bound: c; a positive number, infinity, or a tensor that broadcasts to J.
     """
-    if not isinstance(bound, Tensor) and math.isinf(bound):
-        return objective.square()
     if torch.compiler.is_compiling() or only_formulas():
         return _bounded_square(objective, bound)
+    if not isinstance(bound, Tensor) and math.isinf(bound):
+        return objective.square()
     return _BoundedSquare.apply(objective, bound)
 
 

@@ -6,8 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+from torch.torch_version import TorchVersion
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
+from kernel_attention.tensors.recompute import (
+    differentiable_gradients,
+    differentiable_leaves,
+    needs_gradient,
+)
+from kernel_attention.tensors.statistics import exactly
+
+_HAS_WIDE_PRODUCT = "dtype" in torch.ops.aten.bmm.overloads() and torch.version.hip is None
+_COMPILES_WIDE_PRODUCT = TorchVersion(torch.__version__) >= "2.10"
 
 Affine = tuple[Tensor, Tensor | None]
 """Weight (out, in) and bias (out,) or None."""
@@ -44,6 +54,28 @@ def wide(x: Tensor) -> Tensor:
     """
     dtype = product_dtype(x)
     return x.to(torch.float32 if dtype == torch.float16 else dtype)
+
+
+def exact_product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, (batch, m, k) and (batch, k, n), which accumulates and stays in float32 or better.
+
+    CUDA has such a product of 16-bit matrices. It is not differentiated, and fails in torch 2.9.0 where a
+    compiler, and in others where ``FlopCounterMode``, looks on.
+    """
+    if _has_wide_product(a, b):
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    return torch.bmm(exactly(a), exactly(b))
+
+
+def _has_wide_product(a: Tensor, b: Tensor) -> bool:
+    is_short = a.dtype == b.dtype and a.dtype in (torch.bfloat16, torch.float16)
+    if not (is_short and _HAS_WIDE_PRODUCT and (a.is_cuda or a.is_meta)) or needs_gradient(a, b):
+        return False
+    if torch.compiler.is_compiling():
+        return _COMPILES_WIDE_PRODUCT
+    if torch._C._len_torch_dispatch_stack() == 0:
+        return True
+    return not any("FlopCounter" in type(mode).__name__ for mode in _get_current_dispatch_mode_stack())
 
 
 def joint_affine(x: Tensor, maps: Sequence[Affine]) -> Tensor:

@@ -74,6 +74,26 @@ def test_the_objective_and_its_gradients_equal_those_of_the_formula(order, mean)
     torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("mean", [None, 13, torch.tensor([13, 4])], ids=["sum", "number", "tensor"])
+@pytest.mark.parametrize("order", [2, 3, 4])
+def test_features_of_16_bits_are_rounded_once_on_the_way_back(order, mean):
+    torch.manual_seed(0)
+    features = torch.randn(HEADS, 2, LENGTH, order * 5, dtype=torch.float64).bfloat16()
+    factors, core = torch.randn(order, HEADS, 5, 3), torch.randn(HEADS, *[3] * order)
+    terms = Terms(features, torch.randn(HEADS, 5, 3), core, factors)
+    found = []
+    for dtype in (None, torch.float64):
+        leaves = [each.detach().to(dtype or each.dtype).requires_grad_() for each in terms]
+        value = objective_launches(Terms._make(leaves), mean)
+        found.append([value, *torch.autograd.grad(value, leaves)])
+    (value, slope, *slopes), (exact, exact_slope, *exact_slopes) = found
+    assert slope.dtype == torch.bfloat16
+    # The Gram matrices' gradient and the result are rounded, 2^-8 each at most.
+    assert (slope.double() - exact_slope).norm() < 2.0**-7 * exact_slope.norm()
+    for each, expected in zip([value, *slopes], [exact, *exact_slopes], strict=True):
+        assert (each.double() - expected).norm() < 1e-4 * expected.norm()
+
+
 def test_the_gradient_can_be_differentiated():
     z = torch.randn(1, 3, 2, 1, 2, dtype=torch.float64, requires_grad=True)
     factors = torch.randn(2, 1, 2, 2, dtype=torch.float64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -96,3 +98,17 @@ def test_the_gradient_can_be_differentiated():
         return y.square().sum() + energy.square()
 
     torch.autograd.gradgradcheck(outputs, (x,))
+
+
+@pytest.mark.parametrize("is_total", [True, False])
+def test_in_16_bits_the_energy_and_its_gradients_are_those_of_the_rounded_weights(is_total):
+    layer = _layer(eta=0.1, square_per="batch" if is_total else "sequence").bfloat16()
+    x, found = torch.randn(BATCH, LENGTH, WIDTH).bfloat16(), []
+    for each in (layer, copy.deepcopy(layer).double()):
+        leaf = x.to(each.w_e.dtype).requires_grad_()
+        _, energy = _found(each, leaf, None, False, True)
+        leaves = [leaf, each.q_proj.weight, each.w_e, each.sqrt_lambda]
+        found.append((energy, *torch.autograd.grad(energy.sum(), leaves)))
+    for rounded, exact in zip(*found, strict=True):  # features, projections and each gradient: 2^-8 each
+        assert (rounded.double() - exact).norm() < 2.0**-5 * exact.norm()
+    assert found[0][0].dtype == torch.float32

@@ -95,7 +95,8 @@ def _operations(function: Any, arguments: tuple[Any, ...], options: Any, found: 
         return 2.0 * math.prod(arguments[1].shape) * arguments[2].size(-1)
     if packet not in flop_registry:
         return 0.0
-    operations = float(flop_registry[packet](*arguments, **options, out_val=found))
+    tensors = [each for each in arguments if not isinstance(each, torch.dtype)]  # of a product in float32
+    operations = float(flop_registry[packet](*tensors, **options, out_val=found))
     names = [each.name for each in function._schema.arguments]
     given = dict(zip(names, arguments, strict=False)) | options
     return operations / 2 if given.get("is_causal") else operations  # half of the scores

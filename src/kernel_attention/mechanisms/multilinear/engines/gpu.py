@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.mechanisms.multilinear.objective import kmlsvd_objective
-from kernel_attention.tensors.affine import Affine
+from kernel_attention.tensors.affine import Affine, exact_product
 from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine, frobenius, identity
 from kernel_attention.tensors.multilinear.unfoldings import by_solving, fold
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
@@ -69,8 +69,8 @@ def multilinear_launches(
 
 def mode_grams(features: Tensor, order: int) -> Tensor:
     """The Gram matrices of each mode, (D, B, h, p, p), a view, of features (h, B, N, D p)."""
-    exact = exactly(features).flatten(0, 1)
-    grams = torch.bmm(exact.mT, exact).view(*features.shape[:2], order, -1, order, exact.size(-1) // order)
+    rows, width = features.flatten(0, 1), features.size(-1) // order
+    grams = exact_product(rows.mT, rows).view(*features.shape[:2], order, width, order, width)
     return grams.diagonal(dim1=2, dim2=4).permute(4, 1, 0, 2, 3)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernel_attention.mechanisms.primal.engines.one_pass import PrimalCall, PrimalResult, PrimalWeights
 from kernel_attention.mechanisms.primal.functional import concat_scores, primal_scores, scores_energy
-from kernel_attention.tensors.affine import apply_affine, autocast
+from kernel_attention.tensors.affine import apply_affine, autocast, exact_product
 from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 from kernel_attention.tensors.sampling import Samples
@@ -162,8 +162,8 @@ def _forward(x: Tensor, options: Options, weights: Weights) -> tuple[Tensor, Ten
     out.permute(2, 0, 1, 3).copy_(mapped.view(heads, batch, length, size))
     gram = scaled = inner = energy = None
     if weights.sqrt_lambda is not None:
-        exact = exactly(_grouped(unit, batch))  # rounded products would not sum to a positive matrix
-        gram = torch.bmm(exact.mT, exact).view(heads, batch, 2 * size, 2 * size)
+        own = _grouped(unit, batch)  # rounded products would not sum to a positive matrix
+        gram = exact_product(own.mT, own).view(heads, batch, 2 * size, 2 * size)
         scaled = read.new_empty(heads, read.size(1), 2, size, rank)
         torch.mul(read, _by_rank(weights.sqrt_lambda), out=scaled.transpose(2, 3))
         inner = read.new_empty(*scaled.shape[:-1], size)
@@ -227,7 +227,7 @@ def _backward(
     # o = u G + c: dG = u^T do, du = do G^T
     slope = grad.permute(2, 0, 1, 3).contiguous().view(heads * groups, -1, size)
     features = _grouped(kept.unit, groups)
-    d_maps = exactly(torch.bmm(features.mT, slope)).view_as(kept.maps)
+    d_maps = exact_product(features.mT, slope).view_as(kept.maps)
     d_unit = torch.bmm(slope, kept.maps.view(-1, 2 * size, size).mT).view_as(kept.unit)
     # G = W C^T in each half: dW = dG C, dC = dG^T W
     concat = kept.concat

@@ -15,7 +15,7 @@ from torch import Tensor
 from kernel_attention.mechanisms.nested_objective.functional import kernel_grams, nested_objective
 from kernel_attention.mechanisms.primal.functional import PrimalScores
 from kernel_attention.mechanisms.primal_values.functional import primal_value_attention
-from kernel_attention.tensors.affine import wide
+from kernel_attention.tensors.affine import exact_product, wide
 from kernel_attention.tensors.features.feature_maps import FeatureMap, balancing, cosine, identity
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 from kernel_attention.tensors.statistics import accumulation_dtype, exactly, smallest, without_autocast
@@ -141,7 +141,7 @@ def _forward(z: Tensor, options: ValueOptions, weights: ValueWeights) -> tuple[T
     mean = 1.0 if options.mask is not None else 1 / max(length, 1)
     left, right = _of_all(pair)
     kernel.baddbmm_(left, right.mT, beta=0, alpha=mean)
-    met = exactly(torch.bmm(v.mT, phi_k)).view(heads, batch * width, width)
+    met = exact_product(v.mT, phi_k).view(heads, batch * width, width)
     maps, count = torch.bmm(met, kernel.mT), None
     if options.mask is not None:
         count = options.mask.sum(dim=1).clamp_min(1)[:, None, None].to(maps.dtype)
@@ -157,7 +157,7 @@ def _forward(z: Tensor, options: ValueOptions, weights: ValueWeights) -> tuple[T
     kept = _Kept(tokens, norm, weight, pair, kernel, met, maps, count, size)
     if not options.with_objective:
         return out.flatten(2), None, kept
-    value, found = _objective(exactly(tokens[:2]), pair, norm is None)
+    value, found = _objective(tokens[:2], pair, norm is None)
     return out.flatten(2), value, kept._replace(**found)
 
 
@@ -171,7 +171,7 @@ def _objective(features: Tensor, pair: Tensor, any_size: bool) -> tuple[Tensor, 
     """The nested objective, (B,), of features (2, h, B, N, p), and what its gradient needs."""
     heads, batch = features.shape[1:3]
     features = features.flatten(0, 2)
-    grams = torch.bmm(features.mT, features)
+    grams = exact_product(features.mT, features)
     if any_size:  # norms of the kernel are products of four matrices, and large inputs would leave the range
         grams = grams * balancing(grams.abs().amax(dim=(-2, -1), keepdim=True), grams.dtype)
     pulled = torch.bmm(grams, pair.flatten(0, 2))
@@ -215,7 +215,7 @@ def _backward(
     d_q, d_k, d_v = d_tokens.flatten(1, 2).unbind()
     # u = phi_q T^T
     torch.bmm(slope, kept.maps, out=d_q)
-    d_maps = exactly(torch.bmm(slope.mT, phi_q)).view(heads, batch, width, width)
+    d_maps = exact_product(slope.mT, phi_q).view(heads, batch, width, width)
     d_maps = (d_maps if kept.number is None else d_maps / kept.number).flatten(1, 2)
     # T = M K^T, M = v^T phi_k
     d_met = torch.bmm(d_maps, kept.kernel).to(z.dtype).view(-1, width, width)
