@@ -7,8 +7,8 @@ import torch
 from models.test_causal import CAUSAL, LENGTH, VOCABULARY, small
 
 from kernel_attention.errors import InputError
+from kernel_attention.models.language.causal import draw_tokens, generate
 from kernel_attention.models.language.decoding import DecodingState
-from kernel_attention.models.language.generation import draw_tokens, generate
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.analysis.captured import CapturedAttention, captured_own
-from kernel_attention.analysis.interception import Interception
+from kernel_attention.analysis.captured import CapturedAttention, Interception, captured_own
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
 from kernel_attention.hosts import HostedAttention

@@ -9,8 +9,7 @@ from kernel_attention.models.control.decision_transformer import (
 )
 from kernel_attention.models.control.policies import Policy, StatePolicy
 from kernel_attention.models.encoder_layer import ChannelAttention, EncoderLayer
-from kernel_attention.models.language.causal import CausalLanguageModel
-from kernel_attention.models.language.generation import generate
+from kernel_attention.models.language.causal import CausalLanguageModel, generate
 from kernel_attention.models.sequence import SequenceEncoder
 from kernel_attention.models.sequence_classifier import SequenceClassifier
 from kernel_attention.models.sublayers import ShortConvolution, SparseExperts

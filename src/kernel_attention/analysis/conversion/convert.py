@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.analysis.conversion import selection
 from kernel_attention.analysis.conversion.recording import (
     AttentionCall,
     Checkpoint,
@@ -32,10 +31,12 @@ from kernel_attention.analysis.conversion.report import (
     LayerPrices,
     measure_price,
 )
-from kernel_attention.analysis.conversion.selection import measure_agreement
 from kernel_attention.analysis.conversion.transfer import (
     Descent,
+    choose_greedily,
+    converted_meanwhile,
     evaluating,
+    measure_agreement,
     relative_error,
     start_layer,
     train_whole,
@@ -260,10 +261,10 @@ def _choose(
     new = [trained.get_submodule(site.path) for site in old]
 
     def loss(chosen: Sequence[int]) -> float:
-        with selection.converted([old[i] for i in chosen], [new[i] for i in chosen]):
+        with converted_meanwhile([old[i] for i in chosen], [new[i] for i in chosen]):
             return measure_agreement(model, recording, held_out).error
 
-    chosen, costs = selection.choose_greedily(len(old), loss, tolerance, lambda: time.monotonic() >= deadline)
+    chosen, costs = choose_greedily(len(old), loss, tolerance, lambda: time.monotonic() >= deadline)
     return [
         replace(layer, is_converted=index in chosen, cost=cost)
         for index, (layer, cost) in enumerate(zip(layers, costs, strict=True))

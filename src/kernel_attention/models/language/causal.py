@@ -1,4 +1,4 @@
-"""The causal language model: a decoder with any causal mechanism in each layer.
+"""The causal language model, a decoder with any causal mechanism in each layer, and the text that it writes.
 
 Primal-Attention's WikiText-103 model is ``attention=["softmax"] * 5 + ["primal"]`` (supplement, table 5), the
 kernel-PCA paper's ``[{"rpc": {"iterations": 4, "lam": 4.0}}] * 4 + ["symmetric"] * 12`` (appendix A).
@@ -6,7 +6,7 @@ kernel-PCA paper's ``[{"rpc": {"iterations": 4, "lam": 4.0}}] * 4 + ["symmetric"
 Legend: B texts, N tokens, d model width, V tokens of the vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from kernel_attention.core.layer import require_causal_form
 from kernel_attention.core.parameters import Device, reset_module
-from kernel_attention.core.validation import require_positive, require_probability
+from kernel_attention.core.validation import require_positive, require_probability, require_weight
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import AttentionSpec
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
@@ -347,3 +347,72 @@ class CausalLanguageModel(nn.Module):
             self.positions.normal_(std=_DEVIATION)
         else:  # scaled like the embedding
             self.positions.copy_(_DEVIATION * sinusoidal_positions(*self.positions.shape))
+
+
+def generate(
+    model: CausalLanguageModel,
+    prompt: Tensor,
+    count: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Iterator[Tensor]:
+    """The tokens that follow a prompt, one after the other.
+
+    Args:
+        model: put it into evaluation mode first; its dropout is not switched off here.
+        prompt: (B, N) tokens, N at least 1.
+        count: how many tokens to generate.
+        temperature: 0 takes the most likely token; otherwise draws from softmax(logits / temperature).
+        top_k: draw among the most likely tokens only.
+        generator: for the draws; None: PyTorch's global one.
+
+    Yields:
+        (B,) tokens. They are not kept here: the memory is that of the state.
+
+    Raises:
+        InputError: before the first token, for arguments out of range and a text beyond max_len.
+    """
+    if count < 0:
+        raise InputError(f"count={count} must be at least 0")
+    require_weight(temperature=temperature)
+    if top_k is not None and top_k < 1:
+        raise InputError(f"top_k={top_k} must be at least 1")
+    if prompt.dim() != 2 or prompt.size(1) == 0:
+        raise InputError(f"prompt has shape {tuple(prompt.shape)}, expected (B, N) with N at least 1")
+    model.check_length(prompt.size(1) + max(count - 1, 0))
+    return _generate(model, prompt, count, temperature, top_k, generator)
+
+
+def _generate(
+    model: CausalLanguageModel,
+    prompt: Tensor,
+    count: int,
+    temperature: float,
+    top_k: int | None,
+    generator: torch.Generator | None,
+) -> Iterator[Tensor]:
+    state: DecodingState | None = None
+    tokens = prompt
+    for _ in range(count):
+        with torch.inference_mode():  # not around yield: the caller keeps its own gradient mode
+            if state is None:
+                logits, state = model.prefill(prompt)
+            else:
+                logits, state = model.step(tokens, state)
+            tokens = draw_tokens(logits, temperature, top_k, generator)
+        yield tokens
+
+
+def draw_tokens(
+    logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
+) -> Tensor:
+    """The next tokens (B,) from logits (B, V), most likely or drawn as ``generate`` says."""
+    if temperature == 0.0:
+        return logits.argmax(dim=-1)
+    logits = logits.float() / temperature
+    if top_k is not None and top_k < logits.size(-1):
+        least = logits.topk(top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)[:, 0]
