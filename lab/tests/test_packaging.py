@@ -19,7 +19,7 @@ import yaml
 from checkout import PACKAGES, ROOT
 
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LARGEST_WHEEL = 740 * 1024  # bytes
+LARGEST_WHEEL = 700_000  # bytes
 
 
 def build(source: Path, target: str, out: Path) -> Path:

@@ -1,6 +1,4 @@
-"""What a conversion keeps: the calls and outputs of the old model's attention layers, and trained new layers
-in a file.
-"""
+"""The calls of the old attention layers and their outputs, and a file of the new layers that are trained."""
 
 import hashlib
 import inspect
