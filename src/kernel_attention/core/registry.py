@@ -262,8 +262,8 @@ def make_attention(
         embed_dim: model width d.
         num_heads: heads of the layer.
         known: options that are given where the factory has them.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
 
     Raises:
         InputError: for a factory that cannot be called so, or gives anything but a layer of this width.

@@ -111,8 +111,8 @@ class EncoderLayer(nn.Module):
             starts as the identity; 0: none. See ``ShortConvolution``.
         grid_size: (H, W) of a convolution over H rows of W tokens; None: it is along the sequence.
         class_tokens: tokens in front of the grid, which are not convolved.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
     """
 
     def __init__(

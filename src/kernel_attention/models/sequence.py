@@ -82,8 +82,8 @@ class SequenceEncoder(nn.Module):
         experts_per_token: networks of the mixture that read a token.
         short_convolution: taps of a depth-wise convolution of each attention's input; 0: none. See
             ``ShortConvolution``.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
     """
 
     sequence_group: SequenceGroup | None = None

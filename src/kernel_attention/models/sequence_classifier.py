@@ -109,8 +109,8 @@ class SequenceClassifier(nn.Module):
         pooling: how the tokens become one vector: "flatten" (the papers' head, fixed to max_len), "mean",
             "mean_max" or "attention"; see ``TokenPooling``.
         readout: whether the model has a readout, which needs ``stem="rocket"``.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
         encoder_options: the other arguments of ``SequenceEncoder``.
     """
 

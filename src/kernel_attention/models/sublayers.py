@@ -83,8 +83,8 @@ class SparseExperts(PenalizedModule):
         dropout: of the hidden units.
         activation: of the experts, "gelu" or "relu".
         balance: weight of the balancing term; 0 adds none.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
 
     Raises:
         InputError: for sizes out of range.

@@ -83,8 +83,8 @@ class TokenClassifier(nn.Module):
         max_len: longest sequence.
         attention: as in ``TokenEncoder``.
         is_causal: whether a token reads only those up to it, as in a language model.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
         encoder_options: the other arguments of ``TokenEncoder``.
 
     Raises:
@@ -198,8 +198,8 @@ class PositionClassifier(nn.Module):
         tied: whether the logits use the weights of the embedding (Press & Wolf 2017), for tasks whose classes
             are the tokens. The encoder then ends in its norm, as language models do: after a GELU, no output
             could point away from an embedding.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
         encoder_options: the other arguments of ``SequenceEncoder``.
 
     Raises:

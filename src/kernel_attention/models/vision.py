@@ -50,8 +50,8 @@ class VisionTransformer(nn.Module):
         short_convolution: side K of a depth-wise convolution of each attention's input over the grid of
             patches, K x K taps (the class token passes as it is); 0: none. See ``ShortConvolution``.
         pooling: "class": the head reads a class token in front of the patches; "mean": the patches' mean.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
 
     Attributes:
         grid_size: rows and columns of patches.

@@ -75,8 +75,8 @@ class KernelGPAttention(ScoredAttention):
         feature_map: phi, a name or a callable of `kernel_attention.features`.
         objective_bound: the largest |J| whose penalty is eta J^2; None: no bound.
         bias: whether the projections have biases.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
 
     Attributes:
         w_e: (h, M, s), or (h, p, s) where data-independent.
@@ -278,8 +278,8 @@ class SparseGPAttention(PenalizedAttention):
         sample: whether training draws samples; False: the mean, as in evaluation.
         jitter: what is added to the diagonal of the inducing keys' kernel, in units of a.
         bias: whether the projections have biases.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
 
     Attributes:
         inducing_keys: (h, M, p).

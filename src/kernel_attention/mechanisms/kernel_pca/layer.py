@@ -67,8 +67,8 @@ class RobustPrincipalAttention(AttentionLayer):
             the same numbers with one tensor kept of every step instead of three; "triton", kernels for GPUs,
             each of which does a whole step, with heads of width up to 128 and without dropout; "auto", the
             first that serves the call and was measured to be faster, see ``plan``.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
     """
 
     softmax_reading = "cleaned keys"
@@ -237,8 +237,8 @@ class ScaledAttention(AttentionLayer):
         max_len: the largest number of keys; ``scaling="matrix"`` needs it and alone reads it.
         dropout: probability of dropping a weight of A in training.
         bias: whether the projections have biases.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
     """
 
     alpha: nn.Parameter | None

@@ -53,8 +53,8 @@ class LinearAttention(QueryKeyValueAttention):
         bias: whether the four projections have biases.
         impl: "auto", "reference" or "fla"; see ``plan``. "fla" is the kernel of flash-linear-attention for
             the causal form on NVIDIA GPUs, in bfloat16; "auto" takes it where it is installed.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
     """
 
     kernel: LinearKernel

@@ -103,8 +103,8 @@ class PrimalAttention(ScoredAttention):
             ``engines/one_pass.py`` and ``engines/causal_cpu.py``; "native", the same in C++ for CPUs, in
             float32 and float64, once ``python -m kernel_attention.native build`` has built it; "auto", the
             first that serves the call and was measured to be faster, see ``plan``.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
 
     Attributes:
         w_e: (h, M, s), or (h, p, s) where data-independent.

@@ -69,8 +69,8 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
             weighed once more and added, in self-attention.
         lam: lambda of "ridge" at the start, above 0; it is learnt, one for each head.
         bias: whether the four projections have biases.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
 
     Attributes:
         kernel: a module with the weights ``w_e`` and ``w_r`` (h, m, s), and ``sqrt_lambda`` (h, s); with

@@ -171,8 +171,8 @@ class DeltaAttention(QueryKeyValueAttention):
         bias: whether queries, keys, values and the output have biases; steps and decays have them.
         impl: "auto", "reference" or "fla"; see ``plan``. "fla" are the kernels of flash-linear-attention for
             the causal form on NVIDIA GPUs, in bfloat16; "auto" takes them where it is installed.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
     """
 
     impl = AUTO  # of layers pickled by a version that had no engine
@@ -323,8 +323,8 @@ class RidgeAttention(QueryKeyValueAttention):
         forgetting: gamma at the start, between 0.9 and 1; it is learnt, one for each head. Each later pair
             lowers the weight of a pair, and lambda, by this factor. None: all pairs count alike.
         bias: whether the four projections have biases.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
 
     Attributes:
         kernel: a module with the parameters ``raw_lambda`` (h,), whose softplus is lambda, and

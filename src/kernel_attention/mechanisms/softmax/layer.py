@@ -36,8 +36,8 @@ class SoftmaxAttention(QueryKeyValueAttention):
         symmetric: queries serve as keys too (the SymViT and Symlm baseline of the kernel-PCA paper).
         dropout: probability of dropping an attention weight in training.
         bias: whether the projections have biases.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
     """
 
     softmax_reading = "exact"

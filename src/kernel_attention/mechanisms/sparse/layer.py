@@ -34,8 +34,8 @@ class SparseAttention(QueryKeyValueAttention):
         max_len: longest sequence, for the default stride.
         dropout: probability of dropping an attention weight in training.
         bias: whether the four projections have biases.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
     """
 
     kernel: SparseKernel

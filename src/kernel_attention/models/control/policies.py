@@ -27,8 +27,8 @@ class Policy(nn.Module, ABC):
         state_dim: o.
         action_dim: a.
         actions: "continuous" (bounded, by tanh) or "discrete" (a of them, by their logits).
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
 
     Attributes:
         layers: the encoder layers; empty for a policy without attention.
@@ -147,8 +147,8 @@ class StatePolicy(Policy):
         width: of every hidden layer.
         num_layers: hidden layers.
         dropout: after every hidden layer.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
+        device: of the parameters; None: the default.
+        dtype: of the parameters; None: the default.
     """
 
     def __init__(
