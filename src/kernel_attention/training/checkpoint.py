@@ -1,6 +1,6 @@
 """The trainer's state, and the stop between two steps that it goes on from.
 
-It is written by atomic rename, and read back without executing anything from the file.
+The state is written by atomic rename, and read back without executing anything from the file.
 """
 
 import contextlib

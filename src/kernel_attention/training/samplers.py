@@ -1,4 +1,4 @@
-"""The order of cases, which depends on (seed, epoch) alone; batches by steps; a process's part of a batch.
+"""The order of cases, which depends on (seed, epoch) alone, and a process's part of a batch.
 
 All processes draw the same batches, of the sequences of a whole step. Each is cut into parts whose sizes
 differ by at most one. So a run on several devices sees the batches of one device with the larger batch,
