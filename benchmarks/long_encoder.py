@@ -27,8 +27,8 @@ from kernel_attention.series.task import SequenceTask
 from kernel_attention.training.course import Observer
 from kernel_attention.training.loop import Training, fit
 from kernel_attention.training.processes import ProcessPlace, joined
-from kernel_attention.training.samplers import StepSampler
 from kernel_attention_lab.benchmarking.machine import write_rows
+from kernel_attention_lab.data.step_sampler import StepSampler
 from kernel_attention_lab.peak_memory import peak_resident
 from kernel_attention_lab.runs.recipe_files import read_recipe
 from kernel_attention_lab.tasks.registry import make_recipe
