@@ -260,7 +260,7 @@ def _close(first: Tensor, second: Tensor, scale: Tensor | None = None) -> bool:
 HARM = 4 / 3
 """Larger errors destroy a trained model: MiniLM's layers then have 1.4 to 169, and otherwise at most 1.2."""
 
-_CASES, _LENGTH = 2, 32
+_RANDOM_CASES, _RANDOM_LENGTH = 2, 32
 
 
 def is_trained(model: nn.Module) -> bool:
@@ -295,7 +295,9 @@ def random_error(layer: AttentionLayer, host: HostDescription, is_interface: boo
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             if is_interface:
-                q, k, v = (draw(_CASES, host.num_heads, _LENGTH, layer.head_dim) for _ in range(3))
+                q, k, v = (
+                    draw(_RANDOM_CASES, host.num_heads, _RANDOM_LENGTH, layer.head_dim) for _ in range(3)
+                )
                 y = layer.attend_heads(q, k, v)
                 wanted = nn.functional.scaled_dot_product_attention(q, k, v)
             else:
@@ -303,7 +305,7 @@ def random_error(layer: AttentionLayer, host: HostDescription, is_interface: boo
                     "softmax", host.embed_dim, host.num_heads, bias=host.bias, device=device, dtype=dtype
                 )
                 carry(softmax, host.sources)
-                x = draw(_CASES, _LENGTH, host.embed_dim)
+                x = draw(_RANDOM_CASES, _RANDOM_LENGTH, host.embed_dim)
                 y, wanted = layer(x), softmax.eval()(x)
     except InputError:  # such as a grid of other sizes
         return 0.0
