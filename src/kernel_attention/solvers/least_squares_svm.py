@@ -7,6 +7,8 @@ machines", Neural Networks 2004.
 Legend: n cases, F features, k targets, m landmarks.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -1,5 +1,7 @@
 """Stacking: the weights with which the leave-one-out predictions of several predictors are added up."""
 
+from __future__ import annotations
+
 import math
 
 import torch
