@@ -28,7 +28,7 @@ from kernel_attention.estimators import AttentionClassifier
 from kernel_attention.series import SequenceSplit
 from kernel_attention.series.closed_form import VIEWS_OF_LENGTHS
 from kernel_attention.series.machines import fit_closed_form
-from kernel_attention.series.stacking import fit_weights
+from kernel_attention.solvers.stacking import fit_weights
 
 SETS = (
     "ArticularyWordRecognition", "BasicMotions", "FingerMovements", "Handwriting", "JapaneseVowels",
@@ -38,7 +38,8 @@ QUANTITIES = ("fit (s)", "answer to 100 cases (s)", "memory (MiB)")
 SIZES = {
     "cases": [(cases, 100, 3) for cases in (10, 100, 1000, 10_000)],
     "steps": [(100, steps, 3) for steps in (10, 100, 1000, 10_000)],
-    "channels": [(100, 100, channels) for channels in (1, 10, 100)],
+    "channels": [(100, 100, channels) for channels in (1, 10, 100, 1000)],
+    "nothing": [(300, 200, 6), (10_000, 1000, 1)],
 }
 
 
@@ -72,7 +73,7 @@ def scale(options: argparse.Namespace) -> list[dict[str, Any]]:
     known = {(record["varied"], record["size"]) for record in records}
     for varied, sizes in SIZES.items():
         for size in sizes:
-            number = dict(zip(("cases", "steps", "channels"), size, strict=True))[varied]
+            number = dict(zip(("cases", "steps", "channels"), size, strict=True)).get(varied, size[0])
             if (varied, number) in known or number > options.most:
                 continue
             command = [sys.executable, __file__, "one", "--size", *map(str, size)]

@@ -4,7 +4,7 @@ import ast
 import importlib
 from collections import defaultdict
 
-from checkout import PACKAGES
+from checkout import PACKAGES, ROOT
 
 SAME_MEANING = {
     "cosine": "the kernel, and the feature map that makes it",
@@ -34,3 +34,16 @@ def test_every_name_that_a_room_promises_is_there():
     for room in (importlib.import_module(".".join(path.parts)) for path in sorted(rooms)):
         missing = [name for name in getattr(room, "__all__", ()) if not hasattr(room, name)]
         assert missing == [], room.__name__
+
+
+def test_every_name_that_a_script_imports_is_there():
+    """Scripts that no test runs, above all."""
+    for path in (
+        path for folder in ("benchmarks", "examples", "tools") for path in (ROOT / folder).rglob("*.py")
+    ):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] not in PACKAGES:
+                continue
+            room = importlib.import_module(node.module)
+            for name in (alias.name for alias in node.names if not hasattr(room, alias.name)):
+                importlib.import_module(f"{node.module}.{name}")

@@ -69,6 +69,16 @@ def test_the_weights_minimise_the_log_loss_and_drop_a_predictor_of_noise():
     assert weights[0] > 5 * weights[1]
 
 
+def test_the_fewer_cases_the_more_even_are_the_weights():
+    targets = torch.arange(6) % 3
+    scores = torch.stack([torch.nn.functional.one_hot(targets, 3).double(), torch.randn(6, 3).double()])
+    shares = []
+    for times in (1, 10, 100):
+        weights = fit_weights(scores.repeat(1, times, 1), targets.repeat(times))
+        shares.append(float(weights[1] / weights.sum()))
+    assert 0.5 > shares[0] > shares[1] > shares[2]
+
+
 def test_a_fit_predicts_new_cases_and_its_weights_name_the_views():
     split, other = split_of(), split_of(seed=1)
     fit = fit_closed_form(split, 2, 41)

@@ -28,7 +28,7 @@ from kernel_attention.series.elastic import MOST_REFERENCES
 from kernel_attention.series.splits import SequenceSplit, Standardizer
 from kernel_attention.series.views import View
 from kernel_attention.solvers.least_squares_svm import KernelLeastSquaresSVM, kernel_least_squares_svm
-from kernel_attention.solvers.stacking import fit_weights, log_loss, weight_of_one
+from kernel_attention.solvers.stacking import fit_weights
 
 MOST_LANDMARKS = 1024
 """Cases up to which the machines are exact; of more, these many carry the kernel."""
@@ -73,8 +73,8 @@ def fit_closed_form(
     """Fit a least-squares SVM on every view and one on all of them, and stack them.
 
     A kernel is the linear one of standardised features. The penalty of a machine is the one with the smallest
-    leave-one-out log-loss, or squared error. The machines' weights, none of them negative, minimise the same
-    loss of the sum of their leave-one-out predictions. Beyond 1,024 cases, a random choice of so many are the
+    squared error of left-out cases. The machines' weights are those of ``fit_weights`` for their predictions
+    for left-out cases. Beyond 1,024 cases, a random choice of so many are the
     landmarks of Nystrom's features, so that time and memory grow linearly with n.
 
     Args:
@@ -110,33 +110,22 @@ def fit_closed_form(
 
 
 class _Objective(NamedTuple):
-    """The answers that the machines are to give, and the loss that chooses among them."""
+    """The answers that the machines are to give."""
 
-    targets: Tensor  # (n,) int64, or values
+    targets: Tensor  # class indices (n,) int64, or ``wanted``
     wanted: Tensor  # (n, k) float64
     weights: Tensor | None  # of the cases, (n,) float64
-    is_regression: bool
 
     @classmethod
     def of(cls, split: SequenceSplit, num_outputs: int, is_regression: bool) -> _Objective:
         targets = torch.as_tensor(split.targets)
         wanted = targets.double().reshape(len(split), -1)
-        if not is_regression:
+        if is_regression:
+            targets = wanted
+        else:
             wanted = 2.0 * F.one_hot(targets, num_outputs).double() - 1
         weights = None if split.weights is None else torch.as_tensor(split.weights).double()
-        return cls(targets, wanted, weights, is_regression)
-
-    def loss(self, left_out: Tensor) -> float:
-        """The mean squared error, or the log-loss at the best temperature."""
-        if self.is_regression:
-            errors = (left_out - self.wanted).square().mean(dim=-1)
-            return float(errors.mean() if self.weights is None else errors @ self.weights / len(errors))
-        weight = weight_of_one(left_out, self.targets, self.weights)
-        return log_loss(weight * left_out, self.targets, self.weights)
-
-    def stack(self, scores: Tensor) -> Tensor:
-        """The weights of predictors, (v, n, k) -> (v,)."""
-        return fit_weights(scores, self.wanted if self.is_regression else self.targets, self.weights)
+        return cls(targets, wanted, weights)
 
 
 class _Scaled(NamedTuple):
@@ -226,7 +215,7 @@ class _Machines:
         """The weighted sum of the machines as a linear map of the features."""
         scores = {name: machine.left_out.double() for name, machine in self.machines.items()}
         together = torch.stack(list(scores.values()))
-        weights = self.objective.stack(together)
+        weights = fit_weights(together, self.objective.targets, self.objective.weights)
         found = dict(zip(scores, weights.tolist(), strict=True))
         used = [name for name in self.kernels if found[name] or found.get("all")]
         sizes = {name: size for name, size in self.module.sizes.items() if name in used}
@@ -284,7 +273,7 @@ class _Machines:
     def _machine(self, kernel: Tensor, landmarks: Tensor | None = None) -> KernelLeastSquaresSVM:
         return kernel_least_squares_svm(
             kernel, self.objective.wanted, landmarks=landmarks, penalties=_PENALTIES,
-            sample_weight=self.objective.weights, loss=self.objective.loss,
+            sample_weight=self.objective.weights,
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ Legend: n cases, F features, k targets, m landmarks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -56,7 +56,6 @@ def least_squares_svm(
     *,
     penalties: Sequence[float] = PENALTIES,
     sample_weight: Tensor | None = None,
-    loss: Callable[[Tensor], float] | None = None,
 ) -> LeastSquaresSVM:
     """Minimise lambda ||W||^2 + sum_i w_i ||y_i - W^T x_i - b||^2; leave-one-out errors choose lambda.
 
@@ -72,7 +71,6 @@ def least_squares_svm(
         penalties: those that are tried, all above 0. The one with the smallest sum of weighted squared
             leave-one-out errors is chosen, the first of equals.
         sample_weight: w_i, (n,), above 0; None: all 1.
-        loss: of the leave-one-out predictions (n, k) float64, which chooses the penalty instead.
 
     Raises:
         InputError: for arguments of other shapes, not finite, or out of range.
@@ -103,7 +101,7 @@ def least_squares_svm(
     # In these coordinates, centred cases as rows, the features are orthogonal with the lengths ``squares``.
     unit = squares.sum() / len(x) if squares.any() else 1.0
     moments = coordinates.mT @ wanted
-    penalty, left_out = _chosen(coordinates, squares, unit, wanted, y, share, root, penalties, loss)
+    penalty, left_out = _chosen(coordinates, squares, unit, wanted, y, share, root, penalties)
     inverse = 1 / (squares + penalty * unit)[:, None]
     if in_dual:
         weight = rows.mT @ (vectors @ (inverse * (vectors.mT @ wanted)))
@@ -122,7 +120,6 @@ def kernel_least_squares_svm(
     landmarks: Tensor | None = None,
     penalties: Sequence[float] = PENALTIES,
     sample_weight: Tensor | None = None,
-    loss: Callable[[Tensor], float] | None = None,
 ) -> KernelLeastSquaresSVM:
     """The machine of ``least_squares_svm`` on the features of a kernel, from the kernel matrix alone.
 
@@ -151,7 +148,7 @@ def kernel_least_squares_svm(
         if not kept.any():
             whitened = torch.zeros_like(vectors[:, :1])
         machine = least_squares_svm(
-            kernel.double() @ whitened, targets, penalties=penalties, sample_weight=sample_weight, loss=loss
+            kernel.double() @ whitened, targets, penalties=penalties, sample_weight=sample_weight
         )
         return KernelLeastSquaresSVM(
             whitened @ machine.weight, machine.intercept, machine.penalty, machine.left_out
@@ -165,7 +162,7 @@ def kernel_least_squares_svm(
     squares, vectors = _eigen(root * (matrix - mean - mean[:, None] + share @ mean) * root.mT)
     unit = squares.sum() / len(y) if squares.any() else 1.0
     coordinates = vectors * squares.sqrt()
-    penalty, left_out = _chosen(coordinates, squares, unit, wanted, y, share, root, penalties, loss)
+    penalty, left_out = _chosen(coordinates, squares, unit, wanted, y, share, root, penalties)
     inverse = 1 / (squares + penalty * unit)[:, None]
     dual = root * (vectors @ (inverse * (vectors.mT @ wanted)))
     coefficients = dual - share[:, None] * dual.sum(dim=0)
@@ -183,9 +180,8 @@ def _chosen(
     share: Tensor,
     root: Tensor,
     penalties: Sequence[float],
-    loss: Callable[[Tensor], float] | None,
 ) -> tuple[float, Tensor]:
-    """The penalty of the smallest leave-one-out loss, and the predictions for left-out cases at it."""
+    """The penalty of the smallest leave-one-out errors, and the predictions for left-out cases at it."""
     moments = coordinates.mT @ wanted
     leverages = coordinates.square()
     best: tuple[float, float, Tensor] | None = None
@@ -194,10 +190,9 @@ def _chosen(
         # A left-out case errs by its residual over one minus its leverage (Cawley & Talbot, eq. 8).
         residual = wanted - coordinates @ (inverse[:, None] * moments)
         residual /= (1 - share - leverages @ inverse)[:, None]
-        left_out = y - residual / root
-        error = float(residual.square().sum()) if loss is None else loss(left_out)
+        error = float(residual.square().sum())
         if best is None or error < best[0]:
-            best = error, penalty, left_out
+            best = error, penalty, y - residual / root
     assert best is not None
     return best[1], best[2]
 

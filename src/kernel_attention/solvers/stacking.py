@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 _START = 3.0  # sum of the weights; outputs of -1 and 1 become log-odds of 6
 _PRIOR_DEVIATION = 0.5  # of the logarithm of that sum
-_NEWTON_STEPS = 30
-_SMALLEST_STEP = 1e-5
+_EVENNESS = 0.3  # of the prior of the shares
 
 
 def fit_weights(scores: Tensor, targets: Tensor, case_weights: Tensor | None = None) -> Tensor:
     """Weights w_v >= 0 of predictors, which minimise the loss of sum_v w_v scores_v, (v,) float64.
 
-    The loss is the log-loss of softmax for class indices, or the squared error for values. The sum of the
-    weights, which is an inverse temperature, has a log-normal prior: where few cases are all right, it
-    decides.
+    The loss is the log-loss of softmax for class indices, or the squared error for values, summed over the
+    cases. Where they are few, priors decide: a log-normal one of the sum of the weights, which is an inverse
+    temperature, and a Dirichlet one of the shares in it, which makes them more even.
 
     Args:
         scores: (v, n, k) float64, of cases that did not train the predictors.
@@ -45,37 +42,10 @@ def fit_weights(scores: Tensor, targets: Tensor, case_weights: Tensor | None = N
                 losses = F.cross_entropy(mixed, targets, reduction="none")
             total = losses.sum() if case_weights is None else losses @ case_weights
             prior = ((weights.sum() / middle).log() / _PRIOR_DEVIATION).square() / 2
-            total = total + prior
+            total = total + prior - _EVENNESS * logs.log_softmax(dim=0).sum()
             total.backward()
             return total
 
         optimizer.step(closure)
     found = logs.detach().exp()
     return torch.where(found > 1e-4 * found.max(), found, 0.0)
-
-
-def weight_of_one(scores: Tensor, targets: Tensor, case_weights: Tensor | None) -> float:
-    """The weight that ``fit_weights`` gives to a single predictor of classes, by Newton's method."""
-    own = scores.gather(1, targets[:, None])[:, 0]
-    counts = torch.ones_like(own) if case_weights is None else case_weights
-    log = start = math.log(_START)
-    for _ in range(_NEWTON_STEPS):
-        weight = math.exp(log)
-        shares = (weight * scores).softmax(dim=-1)
-        mean = (shares * scores).sum(dim=-1)
-        variance = (shares * scores.square()).sum(dim=-1) - mean.square()
-        slope = weight * float(counts @ (mean - own)) + (log - start) / _PRIOR_DEVIATION**2
-        # The curvature in the logarithm, without the part that may be negative.
-        curve = weight**2 * float(counts @ variance) + 1 / _PRIOR_DEVIATION**2
-        curve += max(weight * float(counts @ (mean - own)), 0.0)
-        step = min(max(slope / curve, -1.0), 1.0)
-        log -= step
-        if abs(step) < _SMALLEST_STEP:
-            break
-    return math.exp(log)
-
-
-def log_loss(logits: Tensor, targets: Tensor, case_weights: Tensor | None) -> float:
-    """The mean log-loss of softmax, the cases weighted."""
-    losses = F.cross_entropy(logits, targets, reduction="none")
-    return float(losses.mean() if case_weights is None else losses @ case_weights / len(targets))
