@@ -149,7 +149,8 @@ def dead_sources(claim: Claim, root: Path) -> list[str]:
     if claim.suite:
         read_suite(claim.suite)
     for entry in claim.bench:
-        dead += [entry["script"]] if "script" in entry and not (root / entry["script"]).is_file() else []
+        script = entry.get("script", "").partition(" ")[0]
+        dead += [script] if script and not (root / script).is_file() else []
         path = root / "results" / "benchmarks" / f"{entry['bench']}.json"
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"] if path.is_file() else []
         named = {row["contender"] for cell in cells for row in cell["rows"]}
