@@ -7,14 +7,18 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from checkout import ROOT
+from suite_records import suite_record
 
 from kernel_attention.errors import InputError
 from kernel_attention_lab.evidence.claims import VERDICTS, Claim, judge, read_documents
 from kernel_attention_lab.evidence.claims.claim import dead_sources
 from kernel_attention_lab.evidence.claims.ledger import Difference, verdict_of
+from kernel_attention_lab.evidence.suite import read_suite
+from kernel_attention_lab.packing import pack_bits
 
 DOCUMENTS = read_documents(ROOT / "docs" / "claims")
 CLAIMS = [claim for document in DOCUMENTS for claim in document.claims]
@@ -102,6 +106,64 @@ def test_a_difference_is_found_by_its_p_value_and_its_interval():
     assert difference(2, 1).is_found
     assert not difference(2, 1, p_value=0.06).is_found
     assert not difference(2, 3).is_found
+
+
+def records_of(figures):
+    """A reader of imaginary records: by suite, row and column what the figures of each seed are."""
+
+    def read(suite):
+        rows = figures.get(suite.name, {})
+        return {
+            row: {
+                column: {
+                    seed: suite_record(read_suite(suite.name), row, column, seed, figures=each)
+                    for seed, each in enumerate(seeds)
+                }
+                for column, seeds in rows.get(row, {}).items()
+            }
+            for row in suite.rows
+        }
+
+    return read
+
+
+def answers(right: int, cases: int = 100):
+    bits = pack_bits(np.arange(cases) < right)
+    return {"evaluation": {"accuracy": right / cases, "cases": cases, "correct_bits": bits}}
+
+
+def test_the_baseline_may_be_a_row_of_another_suite_even_of_the_same_name():
+    column = "JapaneseVowels"
+    read = records_of(
+        {
+            "multilinear_equal_budget": {"multilinear": {column: [answers(90), answers(92)]}},
+            "multilinear_equal_dimension": {"multilinear": {column: [answers(60), answers(62)]}},
+        }
+    )
+    beside = "multilinear_equal_dimension"
+    entry = {"suite": "multilinear_equal_budget", "rows": {"multilinear": "multilinear"}, "beside": beside}
+    found = judge(claim(untested="", compare=[entry]), read, ROOT / "results")
+    assert found.verdict == "confirmed"
+    assert found.differences[0].name == f"multilinear − multilinear of {beside}, JapaneseVowels"
+    assert found.differences[0].mean == pytest.approx(30)
+    wrong = claim(untested="", compare=[entry | {"beside": "kernel_pca_sst2"}])
+    assert dead_sources(wrong, ROOT) == ["kernel_pca_sst2: multilinear"]
+
+
+@pytest.mark.parametrize(
+    ("expects", "verdict"), [("smaller", "confirmed"), ("larger", "contradicted"), ("alike", "contradicted")]
+)
+def test_the_last_layer_is_compared_with_the_mean_of_those_before(expects, verdict):
+    layers = ([4.0, 6.0, 2.0], [4.0, 5.8, 2.0], [4.2, 6.0, 2.0])
+    figures = [answers(90) | {"diagnostics": {"by_layer": {"mode_rank": each}}} for each in layers]
+    read = records_of({"multilinear_course": {"all_layers": {"BasicMotions": figures}}})
+    depth = [{"suite": "multilinear_course", "figure": "mode_rank", "rows": ["all_layers"]}]
+    found = judge(claim(untested="", depth=depth, expects=expects, margin=1), read, ROOT / "results")
+    assert found.verdict == verdict
+    assert found.differences[0].mean == pytest.approx(-3)
+    assert found.differences[0].repeats == (3, "seeds")
+    with pytest.raises(InputError, match="no record of multilinear_course"):
+        judge(claim(untested="", depth=depth), records_of({}), ROOT / "results")
 
 
 def test_printed_figures_are_recomputed():

@@ -191,6 +191,14 @@ def test_order_two_is_the_attention_matrix():
     torch.testing.assert_close(modes, expected.expand(2, -1, -1), rtol=1e-3, atol=1e-4)
 
 
+def test_the_summary_of_the_modes_has_their_ranks_and_the_values_that_explain_90_percent():
+    layer = diagnose(encoder({"dual_multilinear": {"rank": 3}}), batch())[0]
+    summary, shares = layer.summary(), layer.mode_explained_variance
+    assert summary["mode_rank"] == pytest.approx(float(layer.mode_rank.mean()))
+    reached = [int((curve >= 0.9).nonzero()[0]) + 1 for curve in shares.flatten(0, -2)]
+    assert summary["mode_values_for_90_percent"] == pytest.approx(sum(reached) / len(reached))
+
+
 @pytest.mark.parametrize("name", ["softmax", "batch_norm"])
 def test_long_sequences_are_sampled_and_say_so(name):
     model, x = encoder(name), batch()[0]

@@ -45,6 +45,14 @@ def test_a_record_holds_what_the_run_holds(run):
     assert second.figures["robustness"] == content(run / "seed-1/robustness.json")
 
 
+def test_a_record_keeps_the_course_of_the_figures_that_are_asked_for(run):
+    accuracies = [row["train_accuracy"] for row in content(run / "seed-0/metrics.json")]
+    record = make_records(run, course=["train_accuracy"])[0]
+    assert record.figures["course"] == {"epoch": [1, 2, 3], "train_accuracy": accuracies}
+    assert record.single_figures["mean_train_accuracy"] == pytest.approx(np.mean(accuracies))
+    assert "course" not in make_records(run)[0].figures
+
+
 def test_a_record_has_no_path_of_the_machine(run):
     config = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump(config | {"start_from": "/home/me/runs/classifier"}))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _EXPLAINED = 0.9
 _MEANS_OF_ALL = (
     *("effective_rank", "head_distance", "output_distance"),
-    *("projection_error", "projection_output", "objective"),
+    *("projection_error", "projection_output", "objective", "mode_rank"),
 )
 
 
@@ -95,7 +95,7 @@ class LayerDiagnostics:
         raise AttributeError(f"layer {self.__dict__.get('name')} has no {name} (it has: {', '.join(values)})")
 
     def summary(self) -> dict[str, float]:
-        """One number per quantity: means over sequences and heads; for gamma medians, over columns too.
+        """One number per quantity: means over sequences, heads and modes; for gamma medians over columns too.
 
         The deviations of distances are over the sequences and the pairs of heads.
         ``projection_log_length`` is the logarithm of the mean length, and ``released_projection_error`` that
@@ -103,9 +103,10 @@ class LayerDiagnostics:
         """
         values = self.values
         found: dict[str, float] = {}
-        if "explained_variance" in values:
-            reached = (values["explained_variance"] < _EXPLAINED).sum(-1) + 1
-            found["values_for_90_percent"] = float(reached.float().mean())
+        for kind in ("", "mode_"):
+            if f"{kind}explained_variance" in values:
+                reached = (values[f"{kind}explained_variance"] < _EXPLAINED).sum(-1) + 1
+                found[f"{kind}values_for_90_percent"] = float(reached.float().mean())
         for key in _MEANS_OF_ALL:
             if key in values:
                 found[key] = float(values[key].nanmean())

@@ -43,10 +43,12 @@ class ResultRecord:
         date: when the training began, as ISO 8601 in UTC.
         revision: git's name of the code that trained it; None where it is not known.
         figures: by file: those of ``evaluation`` (test split) and of ``robustness``, where there are any;
-            the ``diagnostics`` that ``analyze`` measured, means over the layers that have them; and the
-            ``course`` of a training counted in steps: ``step``, ``training_seconds`` and every figure of
-            training and validation, a list of each over the evaluations. Earlier records lack those of
-            training, which are means over the batches since the evaluation before.
+            the ``diagnostics`` that ``analyze`` measured, means over the layers that have them, and in
+            ``by_layer`` a list of each, which earlier records lack; and the ``course`` of a training counted
+            in steps: ``step``, ``training_seconds`` and every figure of training and validation, a list of
+            each over the evaluations. Earlier records lack those of training, which are means over the
+            batches since the evaluation before. Of a training counted in epochs the course has ``epoch`` and
+            the figures that the suite names.
         schema: version of this list.
         keys: the names of those keys that a suite has set. Earlier records lack them.
     """
@@ -71,11 +73,22 @@ class ResultRecord:
 
     @property
     def single_figures(self) -> dict[str, Any]:
-        """The figures of the diagnostics and the evaluation by name, and the best ``val_accuracy``."""
+        """The figures of the diagnostics and the evaluation by name, and two of the course.
+
+        These are the best ``val_accuracy``, and ``mean_train_accuracy`` over the whole of it.
+        """
         found = self.figures.get("diagnostics", {}) | self.figures["evaluation"]
-        if accuracies := self.figures.get("course", {}).get("val_accuracy"):
+        course = self.figures.get("course", {})
+        if accuracies := course.get("val_accuracy"):
             found["val_accuracy"] = max(accuracies)
+        if accuracies := [each for each in course.get("train_accuracy", []) if each is not None]:
+            found["mean_train_accuracy"] = statistics.fmean(accuracies)
         return found
+
+    @property
+    def by_layer(self) -> dict[str, list[float]]:
+        """The figures of the diagnostics, a list over the layers that have them."""
+        return dict(self.figures.get("diagnostics", {}).get("by_layer", {}))
 
     @property
     def file_name(self) -> str:
@@ -89,6 +102,7 @@ def make_records(
     label: str | None = None,
     revision: str | None = None,
     keys: Sequence[str] = (),
+    course: Sequence[str] = (),
 ) -> list[ResultRecord]:
     """The records of the finished seeds of a run folder.
 
@@ -97,6 +111,7 @@ def make_records(
         label: the row of a table that the run belongs to; by default the name of its mechanism.
         revision: git's name of the code that trained it, for a run that does not hold it.
         keys: the names of the recipe's keys that a suite has set.
+        course: the figures whose course over the epochs is kept.
 
     Raises:
         InputError: for a folder that is no run, a run without a finished seed, a damaged file, a label that
@@ -117,7 +132,7 @@ def make_records(
             f"label {label[:20]!r}... has {len(label.encode())} bytes; accepted: up to {_LONGEST}"
         )
     records = [
-        dataclasses.replace(_record(folder, config, seed, label, revision), keys=list(keys))
+        dataclasses.replace(_record(folder, config, seed, label, revision, course), keys=list(keys))
         for seed in folder.seeds()
         if folder.evaluation(seed) is not None
     ]
@@ -190,14 +205,19 @@ def _content(path: Path) -> Any:
 
 
 def _record(
-    folder: RunFolder, config: dict[str, Any], seed: int, label: str, revision: str | None
+    folder: RunFolder,
+    config: dict[str, Any],
+    seed: int,
+    label: str,
+    revision: str | None,
+    course: Sequence[str],
 ) -> ResultRecord:
     versions = folder.versions() or {}
     known = versions.get("revision")
     if known and revision and not known.startswith(revision):
         raise InputError(f"revision {revision} is not that of the run, {known}")
     summary = folder.summary() or {}
-    figures = {name: read for name in FIGURES if (read := _figures(folder, seed, name)) is not None}
+    figures = {name: read for name in FIGURES if (read := _figures(folder, seed, name, course)) is not None}
     length = {key: config[key] for key in ("epochs", "steps") if key in config}
     return ResultRecord(
         label=label,
@@ -230,7 +250,7 @@ def _is_record(content: Any) -> bool:
     return is_typed and "attention" in content["config"] and "evaluation" in content["figures"]
 
 
-def _figures(folder: RunFolder, seed: int, name: str) -> dict[str, Any] | None:
+def _figures(folder: RunFolder, seed: int, name: str, course: Sequence[str]) -> dict[str, Any] | None:
     """The figures of one file; of the evaluation the single ones, without the confusion matrix."""
     if name == "evaluation":
         found = folder.evaluation(seed) or {}
@@ -239,26 +259,29 @@ def _figures(folder: RunFolder, seed: int, name: str) -> dict[str, Any] | None:
         return folder.robustness(seed)
     if name == "diagnostics":
         return _diagnostics(folder.diagnostics(seed))
-    return _course(folder.metrics(seed) or [])
+    return _course(folder.metrics(seed) or [], course)
 
 
 def _diagnostics(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The mean over the layers of every figure of their summaries, and what they are measured on."""
+    """The mean over the layers of every figure of their summaries, each layer's, and what they are of."""
     if found is None:
         return None
     summaries = [layer["summary"] for layer in found["layers"]]
     names = sorted({name for summary in summaries for name in summary})
     values = {name: [summary[name] for summary in summaries if name in summary] for name in names}
     means = {name: statistics.fmean(each) for name, each in values.items()}
-    return {"note": found["note"], "quantities": found.get("quantities", []), **means}
+    return {"note": found["note"], "quantities": found.get("quantities", []), **means, "by_layer": values}
 
 
-def _course(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]] | None:
-    """Figures of training and validation over the training time; None where it is not counted in steps."""
-    if not rows or "training_seconds" not in rows[0]:
+def _course(rows: Sequence[Mapping[str, Any]], wanted: Sequence[str]) -> dict[str, list[Any]] | None:
+    """Figures of training and validation over the training time; the wanted ones where it counts epochs."""
+    if rows and "training_seconds" in rows[0]:
+        figures = [name for name in rows[0] if name.startswith(("train_", "val_"))]
+        names = ["step", "training_seconds", *figures]
+    elif rows and wanted:
+        names = ["epoch", *wanted]
+    else:
         return None
-    figures = [name for name in rows[0] if name.startswith(("train_", "val_"))]
-    names = ["step", "training_seconds", *figures]
     return {name: [row.get(name) for row in rows] for name in names}
 
 

@@ -375,7 +375,7 @@ def _has_step(attacks: Sequence[dict[str, Any]], step: AttackStep) -> bool:
 
 def _keep(suite: Suite, cell: Cell, places: Places, folder: Path) -> None:
     path = places.record(suite, cell)
-    records = make_records(folder, label=cell.row, keys=sorted(suite.keys_of(cell)))
+    records = make_records(folder, label=cell.row, keys=sorted(suite.keys_of(cell)), course=suite.course)
     write_records(records, path.parent, replace=True)
 
 

@@ -84,6 +84,7 @@ class Suite:
         diagnose: quantities of ``kernel_attention.analysis.diagnose`` that are measured on every trained
             model. Their figures, means over the layers, are named in ``further`` as other figures are.
         diagnosed_cases: the number of test cases that they are measured on.
+        course: figures of the training whose course over the epochs the records keep.
         attack: plans of ``kernel-attention attack`` that are run on every cell after its training; a plan
             given as ``{plan: rows}`` is run on these rows alone, and one given as
             ``{plan: {rows: [..], seeds: [..]}}`` on these rows and seeds, all of them where a list is not
@@ -114,6 +115,7 @@ class Suite:
     larger_is_better: bool = True
     diagnose: list[Quantity] = field(default_factory=list)
     diagnosed_cases: Count = 16
+    course: list[str] = field(default_factory=list)
     attack: list[str | dict[str, list[str] | Limits]] = field(default_factory=list)
     transfer_from: str | None = None
     starts: dict[str, Place] = field(default_factory=dict)

@@ -146,6 +146,8 @@ _EXPLAINED = 12  # channels at most
 ATTENTION_HEADINGS = {
     "values_for_90_percent": "values for 90 %",
     "effective_rank": "effective rank",
+    "mode_values_for_90_percent": "mode's values for 90 %",
+    "mode_rank": "mode's rank",
     "head_distance": "head distance, by row",
     "output_distance": "of outputs, by row",
     "matrix_distance": "head distance, whole",

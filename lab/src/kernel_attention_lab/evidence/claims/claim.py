@@ -18,7 +18,7 @@ from kernel_attention_lab.plain_yaml import read_yaml
 Kind = Literal["theorem", "equation", "definition", "table", "figure", "cost", "sentence"]
 Direction = Literal["better", "worse", "larger", "smaller", "alike"]
 
-EVIDENCE = ("tests", "compare", "bench", "course", "printed", "untested")
+EVIDENCE = ("tests", "compare", "depth", "bench", "course", "printed", "untested")
 """The sources of evidence; a claim has one of them."""
 
 
@@ -37,10 +37,14 @@ class Claim:
             each, ``columns`` (all that have records) and ``metric`` (the suite's), of which ``train_seconds``
             is one. With ``robustness: true`` the columns are attacks. ``among`` names the columns whose p
             values are adjusted together; with ``relative: true`` differences are in per cent of the baseline.
+            ``beside`` is the suite of the baselines, where it is another one.
+        depth: figures by layer: the last layer of a row's models beside the mean of the layers before it:
+            ``suite``, ``figure`` and ``rows``.
         expects: how the rows differ from their baselines by the claim.
         margin: of ``alike``: the largest difference that the claim allows.
         bench: ratios of two contenders: ``bench`` (the record), ``contender``, ``beside``, ``at`` (the
             setting), ``value`` (an expression), ``claimed`` and ``allows`` (near, at least, at most).
+            ``script`` writes the record where no suite does.
         course: figures over training, by layer: ``course`` (the folder), ``figure``, ``rows``, and ``since``,
             the first epoch, or ``limit``, a number that the last epoch is compared with.
         printed: figures that the document prints and that follow from others it prints: a list of mappings
@@ -60,6 +64,7 @@ class Claim:
     tests: list[str] = field(default_factory=list)
     corrected: str = ""
     compare: list[dict[str, Any]] = field(default_factory=list)
+    depth: list[dict[str, Any]] = field(default_factory=list)
     expects: Direction = "better"
     margin: float = 0.0
     bench: list[dict[str, Any]] = field(default_factory=list)
@@ -84,7 +89,8 @@ class Claim:
 
     def suites(self) -> list[str]:
         """The suites whose records it is judged by, or would be."""
-        names = [_protocol_name(entry) for entry in self.compare]
+        names = [_protocol_name(entry) for entry in (*self.compare, *self.depth)]
+        names += [entry["beside"] for entry in self.compare if "beside" in entry]
         return list(dict.fromkeys(names + ([self.suite] if self.suite else [])))
 
 
@@ -132,14 +138,19 @@ def dead_sources(claim: Claim, root: Path) -> list[str]:
     dead = [each for each in claim.tests if not _has_test(root, each)]
     dead += [claim.page] if claim.page and not _has_page(root, claim.page) else []
     for entry in claim.compare:
-        suite = read_suite(entry["suite"])
-        rows = {*entry["rows"], *entry["rows"].values()}
-        dead += [f"{suite.name}: {name}" for name in rows - suite.rows.keys()]
+        suite, beside = read_suite(entry["suite"]), read_suite(entry.get("beside", entry["suite"]))
+        dead += [f"{suite.name}: {name}" for name in entry["rows"].keys() - suite.rows.keys()]
+        dead += [f"{beside.name}: {name}" for name in set(entry["rows"].values()) - beside.rows.keys()]
         if not entry.get("robustness"):
             dead += [f"{suite.name}: {name}" for name in set(entry.get("columns", ())) - suite.columns.keys()]
+    for entry in claim.depth:
+        suite = read_suite(entry["suite"])
+        dead += [f"{suite.name}: {name}" for name in set(entry["rows"]) - suite.rows.keys()]
     if claim.suite:
         read_suite(claim.suite)
     for entry in claim.bench:
+        script = entry.get("script", "").partition(" ")[0]
+        dead += [script] if script and not (root / script).is_file() else []
         path = root / "results" / "benchmarks" / f"{entry['bench']}.json"
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"] if path.is_file() else []
         named = {row["contender"] for cell in cells for row in cell["rows"]}

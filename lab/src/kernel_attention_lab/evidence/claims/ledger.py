@@ -105,12 +105,19 @@ def judge(claim: Claim, records: ReadRecords, results: Path) -> Judgement:
             return _judge_costs(claim, results)
         case "course":
             return _judge_differences(claim, list(_courses(claim, results)), "")
-    differences = list(_comparisons(claim, records))
-    if not differences:
-        raise InputError(f"claim {claim.id}: no record of {', '.join(claim.suites())} compares its rows")
+        case "depth":
+            return _judge_differences(claim, _required(claim, _depths(claim, records)), "")
+    differences = _required(claim, _comparisons(claim, records))
     is_relative = all(entry.get("relative") for entry in claim.compare)
     shares = all(_is_in_points(entry) for entry in claim.compare)
     return _judge_differences(claim, differences, " %" if is_relative else " points" if shares else "")
+
+
+def _required(claim: Claim, differences: Iterable[Difference]) -> list[Difference]:
+    found = list(differences)
+    if not found:
+        raise InputError(f"claim {claim.id}: no record of {', '.join(claim.suites())} compares its rows")
+    return found
 
 
 def verdict_of(differences: Sequence[Difference], sign: int, margin: float = 0.0) -> str:
@@ -183,15 +190,15 @@ def _comparisons(claim: Claim, records: ReadRecords) -> Iterator[Difference]:
     by_cases, others = [], []
     for entry in claim.compare:
         suite = read_suite(entry["suite"]).with_protocol(entry.get("protocol"))
-        measured = _measured(suite, entry, records(suite))
+        measured, rows = _measured(suite, entry, records)
         unit = 100.0 if _is_in_points(entry) else 1.0
-        found = compare_rows(measured, entry["rows"])
+        found = compare_rows(measured, rows)
         own = entry.get("columns") if "among" in entry else None
         for each in found:
             cases = measured[each.row][each.column][each.seeds[0]].cases
             by_cases.append((each, unit, cases, own is None or each.column in own))
         tested = {(each.row, each.column) for each in found}
-        for row, baseline in entry["rows"].items():
+        for row, baseline in rows.items():
             theirs = measured.get(baseline, {})
             pairs = {
                 column: _paired(cells, theirs.get(column, {}), entry, unit)
@@ -242,17 +249,27 @@ def _tests_of(pairs: _Pairs) -> int:
 
 
 def _measured(
-    suite: Suite, entry: Mapping[str, Any], records: Records
-) -> dict[str, dict[str, dict[int, Measurement]]]:
-    rows = dict.fromkeys([*entry["rows"], *entry["rows"].values()])
+    suite: Suite, entry: Mapping[str, Any], records: ReadRecords
+) -> tuple[dict[str, dict[str, dict[int, Measurement]]], dict[str, str]]:
+    """The figures by row, column and seed, and the baseline of each row, which may be another suite's."""
+    rows = dict(entry["rows"])
+    own = records(suite)
+    models = {row: own[row] for row in dict.fromkeys([*rows, *(() if "beside" in entry else rows.values())])}
+    if "beside" in entry:
+        theirs = records(read_suite(entry["beside"]))
+        models |= {f"{row} of {entry['beside']}": theirs[row] for row in rows.values()}
+        rows = {row: f"{baseline} of {entry['beside']}" for row, baseline in rows.items()}
     if entry.get("robustness"):
-        models = [each for row in rows for cells in records[row].values() for each in cells.values()]
-        found: Any = robustness_columns(models)
+        attacked = [each for row in models.values() for cells in row.values() for each in cells.values()]
+        found: Any = robustness_columns(attacked)
     else:
-        found = figures_of({row: records[row] for row in rows}, entry.get("metric", suite.metric))
+        found = figures_of(models, entry.get("metric", suite.metric))
     wanted = entry.get("among", entry.get("columns"))
-    return {row: {column: cells for column, cells in columns.items() if wanted is None or column in wanted}
-            for row, columns in found.items()}  # fmt: skip
+    measured = {
+        row: {column: cells for column, cells in columns.items() if wanted is None or column in wanted}
+        for row, columns in found.items()
+    }
+    return measured, rows
 
 
 def _is_in_points(entry: Mapping[str, Any]) -> bool:
@@ -297,6 +314,20 @@ def _ranked(name: str, values: Sequence[float], word: str, made: int) -> Differe
 def _adjusted(found: Sequence[Difference]) -> list[Difference]:
     adjusted = holm([each.p_value for each in found])
     return [each._replace(p_value=value) for each, value in zip(found, adjusted, strict=True)]
+
+
+def _depths(claim: Claim, records: ReadRecords) -> Iterator[Difference]:
+    """The figure in the last layer minus its mean over the layers before, over the seeds."""
+    found = []
+    for entry in claim.depth:
+        own = records(read_suite(entry["suite"]))
+        for row in entry["rows"]:
+            for column, by_seed in own[row].items():
+                layers = [record.by_layer.get(entry["figure"], []) for record in by_seed.values()]
+                values = [last - statistics.fmean(before) for *before, last in layers if before]
+                if len(values) > 1:
+                    found.append((f"{row}, {column}", values))
+    yield from _adjusted([_over_seeds(name, values, len(found)) for name, values in found])
 
 
 def _courses(claim: Claim, results: Path) -> Iterator[Difference]:
@@ -438,8 +469,9 @@ def _observation(document: Document, claim: Claim, outcome: Judgement) -> Observ
 
 def _record_names(claim: Claim) -> list[str]:
     names = [
-        f"results/{read_suite(entry['suite']).with_protocol(entry.get('protocol')).records}"
-        for entry in claim.compare
+        f"results/{read_suite(name).with_protocol(protocol or None).records}"
+        for name, _, protocol in (each.partition("-") for each in claim.suites())
+        if not claim.untested
     ]
     names += [f"results/benchmarks/{entry['bench']}.json" for entry in claim.bench]
     names += [f"results/{claim.course['course']}"] if claim.course else []
@@ -449,7 +481,12 @@ def _record_names(claim: Claim) -> list[str]:
 def _commands(claim: Claim) -> list[str]:
     if claim.tests:
         return [f"python -m pytest {' '.join(claim.tests)}"]
-    found = [f"kernel-attention bench --suite {entry['bench']}" for entry in claim.bench]
+    found = [
+        f"python {entry['script']} --out results/benchmarks/{entry['bench']}.json"
+        if "script" in entry
+        else f"kernel-attention bench --suite {entry['bench']}"
+        for entry in claim.bench
+    ]
     for name in claim.suites():
         suite, _, protocol = name.partition("-")
         found.append(
