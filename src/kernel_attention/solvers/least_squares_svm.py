@@ -130,7 +130,6 @@ def kernel_least_squares_svm(
             (Williams & Seeger 2001), in time linear in n. None: every case is a landmark.
         penalties: as in ``least_squares_svm``.
         sample_weight: as in ``least_squares_svm``.
-        loss: as in ``least_squares_svm``.
 
     Raises:
         InputError: for arguments of other shapes, not finite, or out of range.
