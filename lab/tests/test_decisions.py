@@ -28,7 +28,7 @@ def decisions(root):
 
 def test_without_records_nothing_is_decided(tmp_path):
     found = decisions(tmp_path)
-    assert len(found) == 8 + 1 + 4 + 3 + 1 + 1
+    assert len(found) == 8 + 2 + 4 + 3 + 1 + 1
     assert {row[0] for row in found.values()} == {NOT_YET}
     assert all(row[3].startswith("[nothing yet](") for row in found.values())
 
