@@ -257,11 +257,12 @@ def _total(calls: Sequence[ObjectiveCall], reduction: str, device: torch.device 
 def _with_squares(calls: Sequence[ObjectiveCall]) -> list[Objective]:
     """The calls' objectives; on an accelerator the squares of all that have one bound come from one pass."""
     found, alike = [call.objective for call in calls], defaultdict(list)
+    if is_traced():
+        return found
     for place, (module, (value, _, unit, *_), _) in enumerate(calls):
-        is_number = (
-            isinstance(module, PenalizedAttention) and value.dim() == 0 and isinstance(unit, float | int)
-        )
-        if is_number and module.is_squared and not is_traced() and not can_ask(value):
+        if can_ask(value) or value.dim() > 0 or isinstance(unit, Tensor):
+            continue
+        if isinstance(module, PenalizedAttention) and module.is_squared:
             alike[module.objective_bound * unit, value.device, value.dtype].append(place)
     for (bound, *_), places in alike.items():
         if len(places) > 1:

@@ -135,13 +135,16 @@ class PenalizedAttention(AttentionLayer, PenalizedModule):
     Attributes:
         objective_bound: the largest |J| at which the penalty is the papers' square, see ``bounded_square``;
             infinity removes the bound. It counts in the unit of the call's ``Objective``.
-        is_squared: whether the penalty has the square of J.
     """
 
     objective_bound: float = OBJECTIVE_BOUND
-    is_squared: bool = True
 
     record_objective = PenalizedModule.record_objective  # in place of the refusal of other layers
+
+    @property
+    def is_squared(self) -> bool:
+        """True where the penalty has the square of J."""
+        return True
 
     def squared_objective(self, objective: Tensor, unit: float | Tensor = 1.0) -> Tensor:
         """``bounded_square`` of J. It logs a warning the first time that |J| exceeds the bound."""

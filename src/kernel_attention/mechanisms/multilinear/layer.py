@@ -382,7 +382,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
     @property
-    def is_squared(self) -> bool:  # type: ignore[override]
+    def is_squared(self) -> bool:
         """False where ``objective_power`` is 1."""
         return self.objective_power == 2
 

@@ -366,7 +366,7 @@ class PrimalAttention(ScoredAttention):
         return self.eta * mean_or_zero(self.square_of(objective))
 
     @property
-    def is_squared(self) -> bool:  # type: ignore[override]
+    def is_squared(self) -> bool:
         """False for the nested objective, which is bounded below."""
         return not self._is_nested
 
