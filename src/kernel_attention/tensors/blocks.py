@@ -27,18 +27,18 @@ def completed(x: Tensor, factor: int, length: int) -> Tensor:
 
 
 def by_offset(x: Tensor, factor: int) -> Tensor:
-    """Gather the tokens of each offset: (B, h, N, p) -> (B, h factor, M, p) with M = ceil(N / factor)."""
-    return in_blocks(x, factor).transpose(2, 3).flatten(1, 2)
+    """Gather the tokens of each offset: (B, h, N, p) -> (B h, factor, M, p) with M = ceil(N / factor)."""
+    return in_blocks(x, factor).transpose(2, 3).flatten(0, 1)
 
 
-def from_offset(x: Tensor, factor: int, length: int) -> Tensor:
-    """The inverse of ``by_offset``: (B, h factor, M, p) -> (B, h, N, p)."""
-    return x.unflatten(1, (-1, factor)).transpose(2, 3).flatten(2, 3)[:, :, :length]
+def from_offset(x: Tensor, heads: int, length: int) -> Tensor:
+    """The inverse of ``by_offset``: (B h, factor, M, p) -> (B, h, N, p)."""
+    return x.unflatten(0, (-1, heads)).transpose(2, 3).flatten(2, 3)[:, :, :length]
 
 
 def for_each_offset(x: Tensor, factor: int) -> Tensor:
-    """Repeat the keys for every offset of a head: (B, h, M, p) -> (B, h factor, M, p)."""
-    return x[:, :, None].expand(-1, -1, factor, -1, -1).flatten(1, 2)
+    """The keys of every offset of a head: (B, h, M, p) -> (B h, factor, M, p)."""
+    return x[:, :, None].expand(-1, -1, factor, -1, -1).flatten(0, 1)
 
 
 def block_causal_attention(
@@ -62,35 +62,55 @@ def block_causal_attention(
     Returns:
         (B, h, N, p_v).
     """
-    length, width = q.size(2), v.size(3)
-    scale = q.size(3) ** -0.5
-    dtype = accumulation_dtype(q.dtype)
-    own = (q.to(dtype) * k.to(dtype)).sum(dim=-1, keepdim=True)
-    high = own.to(q.dtype)
-    # In 16 bits one component is not exact enough for the logit, so two hold it.
-    parts = [high] if dtype == q.dtype else [high, (own - high).to(q.dtype)]
-    q = torch.cat([q, *parts], dim=-1)
-    keys, values = completed(k, factor, length), completed(v, factor, length)
-    keys = torch.nn.functional.pad(keys, (0, len(parts)), value=-1.0)
-    keys = torch.nn.functional.pad(keys, (0, 0, 1, 0))
-    # the common key's value: (0, ..., 0, 1)
-    size, key = width + len(parts), ("mark", width, len(parts), v.dtype)
-    mark = kept_constant(key, v, lambda: (torch.arange(size, device=v.device) == width).to(v.dtype))
-    mark = mark.expand(*values.shape[:2], 1, -1)
-    values = torch.cat([mark, torch.nn.functional.pad(values, (0, len(parts)))], dim=2)
+    length, scale = q.size(2), q.size(3) ** -0.5
+    q, keys, values = with_open_block(q, k, v, factor)
     if allowed is None:
-        out = fused_attention(
-            by_offset(q, factor), for_each_offset(keys, factor), for_each_offset(values, factor),
-            is_causal=True, dropout_p=dropout_p, scale=scale,
-        )  # fmt: skip
-        out = from_offset(out, factor, length)
+        out = attention_by_offset(q, keys, values, factor, scale, dropout_p)
     else:
         block = torch.arange(keys.size(2) - 1, device=q.device)
         earlier = block < (torch.arange(length, device=q.device) // factor)[:, None]
         seen = torch.nn.functional.pad(earlier & allowed[:, : block.size(0)], (1, 0), value=True)
         out = fused_attention(q, keys, values, mask=seen, dropout_p=dropout_p, scale=scale)
-    seen, weight, *_ = out.split([width, 1, *[1] * (len(parts) - 1)], dim=-1)
-    return seen + weight * v
+    width = v.size(3)
+    seen, weight, *_ = out.split([width, 1, *[1] * (out.size(3) - width - 1)], dim=-1)
+    return torch.addcmul(seen, weight, v.to(seen.dtype))
+
+
+def attention_by_offset(
+    q: Tensor, keys: Tensor, values: Tensor, factor: int, scale: float, dropout_p: float
+) -> Tensor:
+    """The attention of ``with_open_block``'s queries, (B, h, N, ..), to its keys and values."""
+    out = fused_attention(
+        by_offset(q, factor), for_each_offset(keys, factor), for_each_offset(values, factor),
+        is_causal=True, dropout_p=dropout_p, scale=scale,
+    )  # fmt: skip
+    return from_offset(out, q.size(1), q.size(2))
+
+
+def with_open_block(q: Tensor, k: Tensor, v: Tensor, factor: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries (B, h, N, ..), keys and values (B, h, M, ..) of ``block_causal_attention``, a few wider."""
+    dtype, width = accumulation_dtype(q.dtype), v.size(3)
+    own = (q.to(dtype) * k.to(dtype)).sum(dim=-1, keepdim=True)
+    high = own.to(q.dtype)
+    # In 16 bits one component is not exact enough for the logit, so two hold it.
+    parts = [high] if dtype == q.dtype else [high, (own - high).to(q.dtype)]
+    sizes = k.size(3) + len(parts), width + len(parts)
+
+    def make() -> tuple[Tensor, Tensor, Tensor]:
+        # The common key is 0, and its value (0, ..., 0, 1).
+        first = (torch.arange(sum(sizes), device=q.device) == sizes[0] + width).to(v.dtype)
+        ends = torch.tensor([-1.0, 0.0], dtype=v.dtype, device=q.device)[:, None].expand(-1, len(parts))
+        return first, *ends.contiguous()
+
+    first, *ends = kept_constant(("open block", sizes, v.dtype), q, make)
+    rows = completed(k, factor, q.size(2)), completed(v, factor, q.size(2))
+    both = torch.cat(
+        [part for row, end in zip(rows, ends, strict=True) for part in (row, end.expand(*row.shape[:3], -1))],
+        dim=-1,
+    )
+    both = torch.cat([first.to(both.dtype).expand(*both.shape[:2], 1, -1), both], dim=2)
+    keys, values = both.split(sizes, dim=-1)
+    return torch.cat([q, *parts], dim=-1), keys.to(k.dtype), values.to(v.dtype)
 
 
 def softmax_over_blocks(

@@ -323,12 +323,13 @@ def test_random_features_belong_to_the_layer():
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("factors", [[1, 2, 2, 5], [3, 3, 1, 20]])
 @pytest.mark.parametrize("name", ["scaled_heads", "batch_norm_scaled_heads"])
 def test_pooling_projected_tokens_gives_what_projecting_pooled_ones_does(
-    name, padded, is_causal, monkeypatch
+    name, factors, padded, is_causal, monkeypatch
 ):
     torch.manual_seed(0)
-    layer = create_attention(name, embed_dim=20, num_heads=4, factors=[1, 2, 2, 5]).double()
+    layer = create_attention(name, embed_dim=20, num_heads=4, factors=factors).double()
     mask = torch.arange(13)[None] < torch.tensor([13, 4, 1])[:, None] if padded else None
     real = torch.ones(3, 13, dtype=torch.bool) if mask is None else mask
     x = torch.randn(3, 13, 20, dtype=torch.float64, requires_grad=True)
@@ -338,3 +339,27 @@ def test_pooling_projected_tokens_gives_what_projecting_pooled_ones_does(
         y = layer(x, attention_mask=mask, is_causal=is_causal)[real]
         found.append([y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])])
     torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("beta", [0.0, 0.7])
+def test_the_joint_causal_form_is_as_exact_as_the_one_group_after_group(beta, dtype, monkeypatch):
+    torch.manual_seed(0)
+    layer = create_attention("batch_norm_scaled_heads", embed_dim=20, num_heads=4, beta=beta)
+    x = torch.randn(2, 201, 20) + 3.0
+    errors = []
+    monkeypatch.setattr(type(layer), "is_joint", lambda *_: False)
+    exact = layer.double()(x.double(), is_causal=True)
+    for is_joint in (True, False):
+        monkeypatch.setattr(type(layer), "is_joint", lambda *_, joint=is_joint: joint)
+        y = layer.to(dtype)(x.to(dtype), is_causal=True)
+        errors.append(torch.linalg.vector_norm(y - exact))
+    assert errors[0] <= 1.5 * errors[1]
+
+
+def test_the_joint_causal_form_can_be_differentiated_twice(monkeypatch):
+    torch.manual_seed(0)
+    layer = create_attention("batch_norm_scaled_heads", embed_dim=8, num_heads=4).double()
+    x = torch.randn(1, 7, 8, dtype=torch.float64, requires_grad=True)
+    monkeypatch.setattr(type(layer), "is_joint", lambda *_: True)
+    assert torch.autograd.gradgradcheck(lambda x: layer(x, is_causal=True), x)

@@ -134,7 +134,7 @@ def _over_blocks(phi_q: Tensor, phi_k: Tensor, v: Tensor, factor: int) -> Tensor
         for_each_offset(torch.nn.functional.pad(completed(x, factor, length), (0, 0, 1, 0)), factor)
         for x in (phi_k, v)
     )
-    out = from_offset(causal_product(by_offset(phi_q, factor), done_k, done_v), factor, length)
+    out = from_offset(causal_product(by_offset(phi_q, factor), done_k, done_v), phi_q.size(1), length)
     return out + (phi_q * phi_k).sum(dim=-1, keepdim=True) * v
 
 

@@ -15,6 +15,7 @@ from kernel_attention.core.query_key_value import QueryKeyValueAttention, identi
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_probability
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.mechanisms.softmax.kernel import SoftmaxKernel
 from kernel_attention.mechanisms.support_vector.decoding import (
     HeadsState,
     SupportVectorState,
@@ -35,6 +36,7 @@ from kernel_attention.mechanisms.support_vector.head_groups import (
     project_groups,
 )
 from kernel_attention.mechanisms.support_vector.kernels import KernelSpec, attention_kernel
+from kernel_attention.mechanisms.support_vector.launches import pooled_launches
 from kernel_attention.mechanisms.support_vector.token_convolution import ConvWeights, token_convolution
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.convolution import last_rows
@@ -250,8 +252,13 @@ class SupportVectorAttention(QueryKeyValueAttention):
             yield self._expand(q, k, v, mask, is_causal, is_self)
             return
         if source is x and not as_matrix and self.why_not_heads() is None and self.is_joint(x):
-            z = self.joint_projection(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-            yield from self._weigh_jointly(z, mask, is_causal)
+            z = self.joint_projection(x).unflatten(-1, (3, self.num_heads, -1))
+            if is_causal and self._has_few_launches():
+                assert not isinstance(self.beta, Tensor)
+                dropout_p = self.dropout if self.training else 0.0
+                yield pooled_launches(z, self.factors, self.beta, dropout_p).transpose(1, 2)
+            else:
+                yield from self._weigh_jointly(z.permute(2, 0, 3, 1, 4), mask, is_causal)
             return
         for group in self._groups(x):
             q, factor = group.queries, group.factor
@@ -287,6 +294,10 @@ class SupportVectorAttention(QueryKeyValueAttention):
             )
             outs.append(self._expand(q[:, heads], k_pooled, v_pooled, mask, is_causal, is_self, factor))
         return outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
+
+    def _has_few_launches(self) -> bool:
+        is_plain = type(self.kernel) is SoftmaxKernel and not isinstance(self.beta, Tensor)
+        return is_plain and not self.normalize and max(self.factors) > 1
 
     def _weigh_jointly(self, z: Tensor, mask: Tensor | None, is_causal: bool) -> Iterator[Tensor]:
         """The outputs of every group from queries, keys and values (3, B, h, N, p), in few launches.
