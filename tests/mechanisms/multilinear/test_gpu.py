@@ -8,12 +8,14 @@ import torch
 from kernel_attention import MultilinearAttention
 from kernel_attention.mechanisms.multilinear.engines.gpu import (
     Terms,
+    joint_factors,
     mode_grams,
     multilinear_launches,
     objective_launches,
 )
 from kernel_attention.mechanisms.multilinear.objective import kmlsvd_objective
 from kernel_attention.tensors.multilinear.factors import multilinear_factors
+from kernel_attention.tensors.multilinear.unfoldings import mode_gram
 
 LENGTH, HEADS, WIDTH = 13, 2, 10
 
@@ -61,10 +63,11 @@ def test_the_objective_and_its_gradients_equal_those_of_the_formula(order, mean)
     for by_form in (True, False):
         leaves = [each.detach().clone().requires_grad_() for each in (features, layer.w, core)]
         weights = leaves[1].unbind()
-        factors = multilinear_factors(weights, leaves[2])
         if by_form:
-            value = objective_launches(Terms(leaves[0], weights[0], leaves[2], torch.stack(factors)), mean)
+            factors, unfolded = joint_factors(leaves[1], leaves[2])
+            value = objective_launches(Terms(leaves[0], leaves[1], unfolded, factors), mean)
         else:
+            factors = multilinear_factors(weights, leaves[2])
             grams = list(mode_grams(leaves[0], order).unbind())
             value = kmlsvd_objective(grams, weights, leaves[2], factors=factors, num_tokens=mean)
         once = torch.autograd.grad(value.sin(), leaves, retain_graph=True)
@@ -79,8 +82,8 @@ def test_the_objective_and_its_gradients_equal_those_of_the_formula(order, mean)
 def test_features_of_16_bits_are_rounded_once_on_the_way_back(order, mean):
     torch.manual_seed(0)
     features = torch.randn(HEADS, 2, LENGTH, order * 5, dtype=torch.float64).bfloat16()
-    factors, core = torch.randn(order, HEADS, 5, 3), torch.randn(HEADS, *[3] * order)
-    terms = Terms(features, torch.randn(HEADS, 5, 3), core, factors)
+    weights = torch.randn(2, order, HEADS, 5, 3)
+    terms = Terms(features, weights[0], torch.randn(order, HEADS, 3, 3 ** (order - 1)), weights[1])
     found = []
     for dtype in (None, torch.float64):
         leaves = [each.detach().to(dtype or each.dtype).requires_grad_() for each in terms]
@@ -105,3 +108,24 @@ def test_the_gradient_can_be_differentiated():
             return multilinear_launches(z, factors, concat, feature_map=feature_map, attention_mask=None)[0]
 
         torch.autograd.gradgradcheck(heads, (z,))
+
+
+@pytest.mark.parametrize("order", [2, 3, 4])
+def test_the_joint_factors_and_their_gradients_equal_those_of_the_formula(order):
+    weights = torch.randn(order, HEADS, 5, 3, dtype=torch.float64, requires_grad=True)
+    core = torch.randn(HEADS, *[3] * order, dtype=torch.float64, requires_grad=True)
+    probes = torch.randn(order, HEADS, 5, 3, dtype=torch.float64), torch.randn(order, HEADS, 3, 3).double()
+    found = []
+    for by_form in (True, False):
+        if by_form:
+            factors, unfolded = joint_factors(weights, core)
+            core_grams = unfolded @ unfolded.mT
+        else:
+            factors = torch.stack(multilinear_factors(weights.unbind(), core))
+            core_grams = torch.stack([mode_gram(core, n, order) for n in range(order)])
+        alone = torch.autograd.grad((factors * probes[0]).sum(), (weights, core), retain_graph=True)
+        loss = (factors * probes[0]).sum() + (core_grams * probes[1]).sum()
+        found.append([factors, core_grams, *alone, *torch.autograd.grad(loss, (weights, core))])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+    few = weights[:, :1, :2, :2], core[:1, *[slice(2)] * order]
+    torch.autograd.gradgradcheck(joint_factors, [each.detach().requires_grad_() for each in few])

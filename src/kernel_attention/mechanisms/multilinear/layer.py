@@ -39,7 +39,7 @@ from kernel_attention.mechanisms.multilinear.engines.cpu import (
 from kernel_attention.mechanisms.multilinear.engines.gpu import (
     Terms,
     has_joint_modes,
-    mode_grams,
+    joint_factors,
     multilinear_launches,
     objective_launches,
 )
@@ -221,25 +221,14 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     ) -> tuple[Tensor, Objective | None]:
         """Multilinear attention on checked arguments, (B, N, d); J and J_S in training with a weight."""
         wants_objective = self.training and (self.eta > 0 or self.eta_core > 0)
+        if self._has_few_launches(x, is_causal):
+            return self._attend_in_few(x, attention_mask, wants_objective)
         weights = self.w.unbind()
         core, factors = self._factors(weights)
         call = self._call(x, factors, attention_mask, is_causal, wants_objective)
         engine, _ = choose(self.impl, _ENGINES, call, is_sharded=self._is_shared(is_causal))
         if engine is not None:
             y, grams = engine.attend(call)
-        elif self._has_few_launches(call):
-            z = joint_linear(x, *self.mode_maps()).unflatten(-1, (self.order, self.num_heads, -1))
-            stacked, concat = torch.stack(factors), (self.concat.weight, self.concat.bias)
-            heads, features = multilinear_launches(
-                z, stacked, concat, feature_map=self.feature_map, attention_mask=attention_mask
-            )
-            y, grams = self.out_proj(heads), None
-            if wants_objective and self.variant == "standard":
-                terms = Terms(features, weights[0], core, stacked)
-                value = objective_launches(terms, self._num_tokens(x, attention_mask))
-                return y, self._with_penalty(core, value)
-            if wants_objective:
-                grams = list(mode_grams(features, self.order).unbind())
         else:
             modes = self._modes(x, factors, attention_mask, is_causal, wants_objective)
             y, grams = self.out_proj(self.merge_heads(self._join(modes))), modes.grams
@@ -251,10 +240,27 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         )  # fmt: skip
         return y, self._with_penalty(core, value)
 
-    def _has_few_launches(self, call: MultilinearCall) -> bool:
-        is_ours = self.impl == AUTO and not call.is_causal and not call.num_rows and call.group is None
-        is_ours = is_ours and has_joint_modes(self.feature_map) and call.x.size(0) > 0
-        return is_ours and is_plain(self.concat) and can_join(call.x, *self.mode_maps())
+    def _has_few_launches(self, x: Tensor, is_causal: bool) -> bool:
+        is_ours = self.impl == AUTO and not is_causal and self.variant == "standard"
+        is_ours = is_ours and self.sequence_group is None and has_joint_modes(self.feature_map)
+        return is_ours and x.size(0) > 0 and is_plain(self.concat) and can_join(x, *self.mode_maps())
+
+    def _attend_in_few(
+        self, x: Tensor, attention_mask: Tensor | None, wants_objective: bool
+    ) -> tuple[Tensor, Objective | None]:
+        core = self._core_in_use()
+        factors, unfolded = joint_factors(self.w, core)
+        z = joint_linear(x, *self.mode_maps()).unflatten(-1, (self.order, self.num_heads, -1))
+        heads, features = multilinear_launches(
+            z, factors, (self.concat.weight, self.concat.bias), feature_map=self.feature_map,
+            attention_mask=attention_mask,
+        )  # fmt: skip
+        y = self.out_proj(heads)
+        if not wants_objective:
+            return y, None
+        terms = Terms(features, self.w, unfolded, factors)
+        value = objective_launches(terms, self._num_tokens(x, attention_mask))
+        return y, self._with_penalty(core, value)
 
     def _join(self, modes: Modes) -> Tensor:
         if is_plain(self.concat):
@@ -391,8 +397,11 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         return self._factors(self.w.unbind())
 
     def _factors(self, weights: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        core = mlsvd_core(self.core) if self.core_treatment == "mlsvd" else self.core
+        core = self._core_in_use()
         return core, multilinear_factors(weights, core, self.compatibility)
+
+    def _core_in_use(self) -> Tensor:
+        return mlsvd_core(self.core) if self.core_treatment == "mlsvd" else self.core
 
     def _modes(
         self, x: Tensor, factors: list[Tensor], mask: Tensor | None, is_causal: bool, with_grams: bool

@@ -52,29 +52,43 @@ def kmlsvd_objective(
         weights, core, grams = [exactly(w) for w in weights], exactly(core), [exactly(g) for g in grams]
         if factors is None:
             factors = multilinear_factors(weights, core, compatibility)
-        if num_tokens is not None:
-            count: Tensor | int
-            if isinstance(num_tokens, Tensor):
-                count = num_tokens.clamp_min(1).view(-1, 1, 1, 1)
-            else:
-                count = max(num_tokens, 1)  # as a tensor it would tie a compiled graph to one length
-            grams = [gram / count for gram in grams]
         core_grams = [mode_gram(core, n, order) for n in range(order)]
-        operands = list(zip(grams, factors, core_grams, strict=True))
-        if alike(grams) and alike(factors) and alike(core_grams):  # modes of one size share their steps
-            operands = [(torch.stack(grams), torch.stack(list(factors)), torch.stack(core_grams))]
         # vec(C)^T (W_D (x) .. (x) W_1) vec(S) = Tr(W_1^T C_(1) (W_D (x) .. (x) W_2) S_(1)^T): the first
         # factor contains all of it but W_1.
         alignment = (weights[0] * factors[0]).sum()
-        if grams[0].size(0) == 0:  # no sequences: J is 0, and its graph holds every weight
-            return 0.0 * (alignment + torch.stack([gram.sum() for gram in grams]).sum())
-        energy = torch.stack([_energy(*each) for each in operands]).sum()
-        objective = 0.5 * energy - (order - 1) * alignment
-        if order > 2:
-            objective = objective + 0.5 * (order - 2) * _kernel_energy(grams, compatibility) / grams[0].size(
-                0
-            )
-        return objective / core.size(0)
+        return objective_of_grams(
+            grams, factors, core_grams, alignment, compatibility=compatibility, num_tokens=num_tokens
+        )
+
+
+def objective_of_grams(
+    grams: Sequence[Tensor],
+    factors: Sequence[Tensor],
+    core_grams: Sequence[Tensor],
+    alignment: Tensor,
+    *,
+    compatibility: Tensor | None = None,
+    num_tokens: Tensor | int | None = None,
+) -> Tensor:
+    """``kmlsvd_objective`` from S_(n) S_(n)^T, (h, R_n, R_n), and Tr(W_n^T F_n), summed over the heads."""
+    order = len(factors)
+    if num_tokens is not None:
+        count: Tensor | int
+        if isinstance(num_tokens, Tensor):
+            count = num_tokens.clamp_min(1).view(-1, 1, 1, 1)
+        else:
+            count = max(num_tokens, 1)  # as a tensor it would tie a compiled graph to one length
+        grams = [gram / count for gram in grams]
+    operands = list(zip(grams, factors, core_grams, strict=True))
+    if alike(grams) and alike(factors) and alike(core_grams):  # modes of one size share their steps
+        operands = [(torch.stack(list(grams)), torch.stack(list(factors)), torch.stack(list(core_grams)))]
+    if grams[0].size(0) == 0:  # no sequences: J is 0, and its graph holds every weight
+        return 0.0 * (alignment + torch.stack([gram.sum() for gram in grams]).sum())
+    energy = torch.stack([_energy(*each) for each in operands]).sum()
+    objective = 0.5 * energy - (order - 1) * alignment
+    if order > 2:
+        objective = objective + 0.5 * (order - 2) * _kernel_energy(grams, compatibility) / grams[0].size(0)
+    return objective / factors[0].size(0)
 
 
 def _energy(gram: Tensor, factor: Tensor, core_gram: Tensor) -> Tensor:

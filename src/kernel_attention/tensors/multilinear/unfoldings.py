@@ -16,7 +16,6 @@ from kernel_attention.tensors.recompute import is_forward_mode, is_transformed, 
 from kernel_attention.tensors.statistics import smallest
 
 _SHIFT = 2.0**-19  # of ``by_solving``, and a dimension: 16 roundings of the largest eigenvalue in float32
-_STEPS = 3  # squarings of its error
 
 
 def unfold(tensor: Tensor, mode: int, order: int) -> Tensor:
@@ -111,8 +110,8 @@ def by_eigenvalues(gram: Tensor) -> Tensor:
 def by_solving(gram: Tensor) -> Tensor:
     """The same on accelerators, where an eigenvalue decomposition asks whether it has converged.
 
-    With H = (G + t)^-1, H - t H^2 takes an eigenvalue g to g / (g + t)^2, with t above the rounding errors of
-    float32: 0 stays 0. Each step 2 X - X G X squares the relative error, which is 2 t / g at first.
+    X = G (G^2 + t^2)^-1 takes an eigenvalue g to g / (g^2 + t^2), with t above the rounding errors of
+    float32: 0 stays 0. X + X E + X E^2 with E = 1 - G X cubes the relative error, t^2 / (g^2 + t^2).
     """
     exact = torch.float64 if gram.device.type != "mps" else gram.dtype
     given, width = gram.detach().reshape(-1, *gram.shape[-2:]), gram.size(-1)
@@ -122,10 +121,11 @@ def by_solving(gram: Tensor) -> Tensor:
     eye = kept_constant(
         ("eye", width, exact), gram, lambda: torch.eye(width, dtype=exact, device=gram.device)
     )
-    solved = torch.linalg.inv_ex(torch.add(unit, eye, alpha=_SHIFT * width)).inverse
-    inverse = torch.baddbmm(solved, solved, solved, alpha=-_SHIFT * width)
-    for _ in range(_STEPS):
-        inverse = torch.baddbmm(inverse, inverse, torch.bmm(unit, inverse), beta=2, alpha=-1)
+    solved = torch.linalg.inv_ex(torch.baddbmm(eye, unit, unit, beta=(_SHIFT * width) ** 2)).inverse
+    inverse = torch.bmm(unit, solved)
+    error = torch.baddbmm(eye, unit, inverse, alpha=-1)
+    first, inverse = inverse, torch.baddbmm(inverse, inverse, error)
+    inverse = torch.baddbmm(first, inverse, error)
     return torch.div(inverse, size, out=torch.empty_like(given)).view_as(gram)
 
 

@@ -10,15 +10,16 @@ Legend: B batch, N tokens, h heads, D modes, p head width, R rank.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernel_attention.mechanisms.multilinear.objective import kmlsvd_objective
+from kernel_attention.mechanisms.multilinear.objective import objective_of_grams
 from kernel_attention.tensors.affine import Affine, exact_product
 from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine, frobenius, identity
-from kernel_attention.tensors.multilinear.unfoldings import by_solving, fold
+from kernel_attention.tensors.multilinear.unfoldings import by_solving
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 from kernel_attention.tensors.statistics import exactly, without_autocast
 from kernel_attention.tensors.unit_rows import unit_by_head
@@ -74,25 +75,98 @@ def mode_grams(features: Tensor, order: int) -> Tensor:
     return grams.diagonal(dim1=2, dim2=4).permute(4, 1, 0, 2, 3)
 
 
+def joint_factors(weights: Tensor, core: Tensor) -> tuple[Tensor, Tensor]:
+    """``multilinear_factors`` of modes of one size, (D, h, p, R), and the core unfolded in every mode.
+
+    The unfoldings are (D, h, R, R^(D - 1)), with the modes in their order round from n; ``weights`` are
+    (D, h, p, R), ``core`` (h, R, .., R).
+    """
+    with without_autocast(core):
+        return _Factors.apply(exactly(weights), exactly(core))
+
+
+class _Factors(torch.autograd.Function):
+    """Where the gradient itself is differentiated, it comes from the formula."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, core: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        factors, unfolded, around, rows = _factors(weights, core)
+        ctx.save_for_backward(weights, core, unfolded, around, rows)
+        return factors, unfolded
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        weights, core, unfolded, around, rows = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            leaves = differentiable_leaves((weights, core), ctx.needs_input_grad)
+            found = _factors(leaves[0], leaves[1])[:2]
+            return tuple(differentiable_gradients(found, leaves, ctx.needs_input_grad, grads))
+        slope, d_unfolded = grads
+        if slope is None:
+            slope = torch.zeros_like(weights)
+        # sum_a S(w_1a, .., w_Da) is linear in every mode, and the factors are its slopes. So the gradient of
+        # the weights is the change of the factors along that of the factors.
+        change = _row_products(around, torch.cat([slope, slope[:-1]]))
+        d_weights = torch.bmm(change.flatten(0, 1), unfolded.flatten(0, 1).mT).view_as(weights)
+        turned = slope.flatten(0, 1).mT, rows.flatten(0, 1)
+        if d_unfolded is None:
+            turned_back = torch.bmm(*turned)
+        else:
+            turned_back = torch.baddbmm(d_unfolded.flatten(0, 1), *turned)
+        parts = turned_back.view(weights.size(0), *core.shape).unbind()
+        return d_weights, functools.reduce(torch.add, [_turned(part, -n) for n, part in enumerate(parts)])
+
+
+def _factors(weights: Tensor, core: Tensor) -> tuple[Tensor, ...]:
+    """Factors, unfoldings, and the weights of modes 1..D, 1..D - 1 with their row-wise products."""
+    order = weights.size(0)
+    unfolded = torch.stack([_turned(core, n) for n in range(order)]).flatten(3)
+    around = torch.cat([weights, weights[:-1]])
+    rows = _row_products(around)
+    factors = torch.bmm(rows.flatten(0, 1), unfolded.flatten(0, 1).mT).view_as(weights)
+    return factors, unfolded, around, rows
+
+
+def _turned(core: Tensor, n: int) -> Tensor:
+    """(h, R_1 .. R_D) with mode 1 + n first, and the others in their order round."""
+    order = core.dim() - 1
+    return core.permute(0, *(1 + (n + m) % order for m in range(order)))
+
+
+def _row_products(around: Tensor, slope: Tensor | None = None) -> Tensor:
+    """Row a of all other modes' weights multiplied out, (D, h, p, R^(D - 1)); its change with ``slope``."""
+    order = (around.size(0) + 1) // 2
+    rows, change = around[1 : order + 1], None if slope is None else slope[1 : order + 1]
+    for m in range(2, order):
+        other = around[m : order + m, ..., None, :]
+        if slope is not None and change is not None:
+            along = slope[m : order + m, ..., None, :]
+            change = torch.addcmul(change[..., None] * other, rows[..., None], along).flatten(-2)
+        if slope is None or m < order - 1:
+            rows = (rows[..., None] * other).flatten(-2)
+    return rows if change is None else change
+
+
 class Terms(NamedTuple):
     """Arguments of the objective.
 
     Attributes:
         features: (h, B, N, D p), of any precision; the others have that of sums.
-        weight: W_1, (h, p, R).
-        core: S, (h, R, .., R).
-        factors: (D, h, p, R).
+        weights: W_1..W_D, (D, h, p, R).
+        unfolded: from ``joint_factors``, (D, h, R, R^(D - 1)).
+        factors: from there too, (D, h, p, R).
     """
 
     features: Tensor
-    weight: Tensor
-    core: Tensor
+    weights: Tensor
+    unfolded: Tensor
     factors: Tensor
 
 
 def objective_launches(terms: Terms, num_tokens: Tensor | int | None) -> Tensor:
     """``kmlsvd_objective`` of the standard variant, in few launches."""
-    with without_autocast(terms.core):
+    with without_autocast(terms.factors):
         count: Tensor | int = 1
         if isinstance(num_tokens, Tensor):
             count = num_tokens.clamp_min(1)[:, None, None]
@@ -114,7 +188,7 @@ class _Objective(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # read once: activation checkpointing hands them out a single time
-        terms, kept = Terms._make(saved[:4]), _Kept._make(saved[4:])
+        terms, kept = Terms._make(saved[:4]), saved[4:]
         if torch.is_grad_enabled():
             leaves = differentiable_leaves(terms, ctx.needs_input_grad[1:])
             value = _formula(Terms._make(leaves), ctx.count)
@@ -123,75 +197,58 @@ class _Objective(torch.autograd.Function):
             return None, *_objective_back(terms, ctx.count, kept, grads[0])
 
 
-class _Kept(NamedTuple):
-    """Tensors that the backward pass needs.
+def _objective(terms: Terms, count: Tensor | int) -> tuple[Tensor, list[Tensor]]:
+    """J, and what its backward pass reads.
 
-    Attributes:
-        grams: Phi_n^T Phi_n, (D, h, B, p, p).
-        unfolded: S_(n), (D h, R, R^(D - 1)).
-        inverse: (S_(n) S_(n)^T)^-1, (D h, R, R).
-        met: the Gram matrices, summed over the batch, times the factors, (D h, p, R).
-        solved: the factors times the inverse, (D h, p, R).
+    That is the factors times (S_(n) S_(n)^T)^-1, (D h, p, R); the Gram matrices, summed over the batch, times
+    that; and in each mode the product of the other modes' Gram matrices, (D, h, B, p, p).
     """
-
-    grams: Tensor
-    unfolded: Tensor
-    inverse: Tensor
-    met: Tensor
-    solved: Tensor
-
-
-def _objective(terms: Terms, count: Tensor | int) -> tuple[Tensor, _Kept]:
     order, heads = terms.factors.shape[:2]
     batch, size = terms.features.size(1), terms.factors.size(2)
-    grams = terms.factors.new_empty(order, heads, batch, size, size)
-    torch.div(mode_grams(terms.features, order).transpose(1, 2), count, out=grams)
-    unfolded = torch.stack([terms.core.movedim(n, 1) for n in range(1, order + 1)]).flatten(0, 1).flatten(2)
-    inverse = by_solving(torch.bmm(unfolded, unfolded.mT))
-    factors = terms.factors.flatten(0, 1)
-    met = torch.bmm(grams.sum(dim=2).flatten(0, 1), factors)
-    solved = torch.bmm(factors, inverse)
-    # 1/2 mean Tr(E_n (S_(n) S_(n)^T)^-1 E_n^T) - (D - 1) Tr(W_1^T F_1) + (D - 2)/2 mean ||K||^2
+    factors, unfolded = terms.factors.flatten(0, 1), terms.unfolded.flatten(0, 1)
+    grams = factors.new_empty(2 * order - 1, heads, batch, size, size)
+    torch.div(mode_grams(terms.features, order).transpose(1, 2), count, out=grams[:order])
+    solved = torch.bmm(factors, by_solving(torch.bmm(unfolded, unfolded.mT)))
+    met = torch.bmm(grams[:order].sum(dim=2).flatten(0, 1), solved)
+    # 1/2 mean Tr(E_n (S_(n) S_(n)^T)^-1 E_n^T) - (D - 1) Tr(W_n^T F_n) + (D - 2)/2 mean ||K||^2
     by_energy, by_alignment, by_norm = _scales(order, heads, batch)
-    value = met.new_empty(1, 1)
-    value.addmm_(met.view(1, -1), solved.view(-1, 1), beta=0, alpha=by_energy)
-    value.addmm_(terms.weight.reshape(1, -1), terms.factors[0].reshape(-1, 1), alpha=by_alignment)
-    if order > 2:
-        others = functools.reduce(torch.mul, grams[:-1].unbind())
-        value.addmm_(others.view(1, -1), grams[-1].view(-1, 1), alpha=by_norm)
-    return value.view(()), _Kept(grams, unfolded, inverse, met, solved)
+    value, kept = met.new_empty(1, 1), [solved, met]
+    value.addmm_(met.view(1, -1), factors.view(-1, 1), beta=0, alpha=by_energy)
+    value.addmm_(terms.weights.reshape(1, -1), factors.view(-1, 1), alpha=by_alignment)
+    if order > 2:  # ||K||^2 is the sum of the products of all modes' entries
+        grams[order:] = grams[: order - 1]
+        kept.append(functools.reduce(torch.mul, (grams[m : order + m] for m in range(1, order))))
+        value.addmm_(kept[2][0].view(1, -1), grams[0].view(-1, 1), alpha=by_norm)
+    return value.view(()), kept
 
 
 def _scales(order: int, heads: int, batch: int) -> tuple[float, float, float]:
-    """Of the energy, the alignment and the kernel tensor's norm."""
-    return 0.5 / (heads * batch), (1 - order) / heads, 0.5 * (order - 2) / (heads * batch)
+    """Of the energy, the alignment, which every mode gives once, and the kernel tensor's norm."""
+    return 0.5 / (heads * batch), (1 - order) / (heads * order), 0.5 * (order - 2) / (heads * batch)
 
 
 def _objective_back(
-    terms: Terms, count: Tensor | int, kept: _Kept, slope: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    terms: Terms, count: Tensor | int, kept: Sequence[Tensor], slope: Tensor
+) -> tuple[Tensor, ...]:
     order, heads, size, _ = terms.factors.shape
     batch = terms.features.size(1)
-    by_energy, alignment, by_norm = _scales(order, heads, batch)
-    by_alignment = slope * alignment
-    factors, inverse = terms.factors.flatten(0, 1), kept.inverse * slope
-    # E = Tr(F^T G F P): dF = 2 G F P, dG = F P F^T, dP = F^T G F
-    d_factors = torch.empty_like(terms.factors)
-    d_factors.flatten(0, 1).baddbmm_(kept.met, inverse, beta=0, alpha=2 * by_energy)
-    d_factors[0].addcmul_(terms.weight, by_alignment)
-    shared = factors.new_empty(order, heads, 1, size, size)
-    solved = torch.bmm(factors, inverse)
-    shared.flatten(0, 2).baddbmm_(solved, factors.mT, beta=0, alpha=by_energy)
+    by_energy, by_alignment, by_norm = _scales(order, heads, batch)
+    solved, met, *others = kept
+    # E = Tr(F^T G F P): dF = 2 G F P, dG = F P F^T, and with P = (S S^T)^-1 dS = -2 P (F^T G F) P S
+    by_alignment, slopes = by_energy / by_alignment, slope * by_alignment
+    d_factors = torch.add(terms.weights, met.view_as(terms.weights), alpha=2 * by_alignment).mul_(slopes)
+    d_weights = terms.factors * slopes
+    shared = solved.new_empty(order, heads, 1, size, size)
+    shared.flatten(0, 2).baddbmm_(solved, d_weights.flatten(0, 1).mT, beta=0, alpha=by_alignment)
+    d_unfolded = torch.empty_like(terms.unfolded)
+    d_inverse = torch.bmm(solved.mT, met).mul_(slopes)
+    d_unfolded.flatten(0, 1).baddbmm_(
+        d_inverse, terms.unfolded.flatten(0, 1), beta=0, alpha=-2 * by_alignment
+    )
     d_grams = terms.features.new_zeros(heads, batch, order, size, order, size)
     blocks = d_grams.diagonal(dim1=2, dim2=4).permute(4, 0, 1, 2, 3)
-    if order > 2:  # ||K||^2 is the sum of the products of all modes' entries
-        others = torch.empty_like(kept.grams)
-        for n in range(order):
-            first, second, *rest = (gram for m, gram in enumerate(kept.grams.unbind()) if m != n)
-            torch.mul(first, second, out=others[n])
-            for gram in rest:
-                others[n].mul_(gram)
-        torch.addcmul(shared, others, slope, value=by_norm, out=blocks)
+    if others:
+        torch.addcmul(shared, others[0], slope, value=by_norm, out=blocks)
     else:
         blocks.copy_(shared.expand_as(blocks))
     twice = 2.0 if isinstance(count, Tensor) else 2 / count  # of a symmetric matrix
@@ -200,23 +257,15 @@ def _objective_back(
     features = terms.features.flatten(0, 1)
     d_features = torch.empty_like(features)
     d_features.baddbmm_(features, d_grams.view(heads * batch, order * size, -1), beta=0, alpha=twice)
-    # P = (S S^T)^-1: dS = -2 P dP P S
-    d_inverse = torch.bmm(torch.bmm(kept.solved.mT, kept.met), inverse)
-    d_unfolded = torch.empty_like(kept.unfolded).baddbmm_(
-        d_inverse, kept.unfolded, beta=0, alpha=-2 * by_energy
-    )
-    shape = terms.core.shape[1:]
-    folded = [fold(each, n, shape) for n, each in enumerate(d_unfolded.unflatten(0, (order, heads)))]
-    d_core = functools.reduce(torch.add, folded)
-    return d_features.view_as(terms.features), terms.factors[0] * by_alignment, d_core, d_factors
+    return d_features.view_as(terms.features), d_weights, d_unfolded, d_factors
 
 
 def _formula(terms: Terms, count: Tensor | int) -> Tensor:
-    """The objective from differentiable operations; of the weights it reads the first mode's alone."""
-    order = terms.factors.size(0)
-    grams = mode_grams(terms.features, order)
+    """The objective from differentiable operations."""
+    grams = list(mode_grams(terms.features, terms.factors.size(0)).unbind())
     num_tokens = count.flatten() if isinstance(count, Tensor) else count
-    weights = [terms.weight] * order
-    return kmlsvd_objective(
-        list(grams.unbind()), weights, terms.core, factors=list(terms.factors.unbind()), num_tokens=num_tokens
+    core_grams = list((terms.unfolded @ terms.unfolded.mT).unbind())
+    alignment = (terms.weights * terms.factors).sum() / terms.factors.size(0)
+    return objective_of_grams(
+        grams, list(terms.factors.unbind()), core_grams, alignment, num_tokens=num_tokens
     )
