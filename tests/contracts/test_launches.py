@@ -37,7 +37,7 @@ BUDGETS = [
     ("rpc", {}, CAUSAL, 36, 75),
     ("ridge", {}, {}, 34, 46),
     ("ridge", {}, CAUSAL, 63, 93),
-    ("delta", {}, CAUSAL, 69, 112),  # of 16 blocks, one after another
+    ("delta", {}, CAUSAL, 51, 86),
 ]
 BATCH, LENGTH, EMBED_DIM, HEADS = 2, 512, 64, 4
 

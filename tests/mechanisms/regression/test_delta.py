@@ -8,6 +8,7 @@ import torch
 import kernel_attention as ka
 from kernel_attention.features import cosine
 from kernel_attention.functional import delta_attention, ridge_attention
+from kernel_attention.mechanisms.regression import recursion
 from kernel_attention.mechanisms.regression.functional import delta_states, read_states
 from kernel_attention.tensors.recompute import formulas_only
 from reference.regression import delta_rule
@@ -185,3 +186,37 @@ def test_the_names_are_one_layer():
     torch.testing.assert_close(decays, torch.full((1, 2, 3), 0.982), rtol=0, atol=1e-3)
     with pytest.raises(ka.InputError, match="cannot attend with given heads: its steps are projections"):
         layer.attend_heads(*torch.zeros(3, 1, 2, 4, 4))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("blocks", [1, 8, 9, 75])
+def test_groups_of_blocks_give_the_states_of_one_block_after_another(blocks, gated, monkeypatch):
+    leaves = [x.requires_grad_() for x in draw(2 * blocks)[: 5 if gated else 4]]
+    found = []
+    for in_groups in (True, False):
+        monkeypatch.setattr(recursion, "has_groups", lambda _, chosen=in_groups: chosen)
+        q, k, *others = leaves
+        states = delta_states(cosine(k), *others, size=2)
+        y = read_states(q, cosine(k), states, size=2)
+        loss = y.sin().sum() + states.last.cos().sum()
+        grads = torch.autograd.grad(loss, leaves)
+        found.append([y, states.before, states.last, *grads])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-10)
+
+
+def test_the_gradient_of_a_recursion_in_groups_can_be_differentiated(monkeypatch):
+    monkeypatch.setattr(recursion, "has_groups", lambda _: True)
+    monkeypatch.setattr(recursion, "_GROUP", 2)
+    maps, steps = torch.randn(1, 1, 5, 2, 2, dtype=F64), torch.randn(1, 1, 5, 2, 3, dtype=F64)
+    leaves = maps.requires_grad_(), steps.requires_grad_()
+    assert torch.autograd.gradcheck(recursion.recursion, leaves)
+    assert torch.autograd.gradgradcheck(recursion.recursion, leaves)
+
+
+def test_in_float32_groups_of_blocks_are_as_exact_as_one_block_after_another(monkeypatch):
+    inputs, errors = draw(4096, torch.float32), []
+    exact = delta_attention(*(x.double() for x in inputs[:4]), is_causal=True)
+    for in_groups in (True, False):
+        monkeypatch.setattr(recursion, "has_groups", lambda _, chosen=in_groups: chosen)
+        errors.append((delta_attention(*inputs[:4], is_causal=True) - exact).norm())
+    assert errors[0] <= 2 * errors[1]

@@ -8,22 +8,17 @@ support vector machine without bias. The delta rule takes one gradient step on e
 Legend: B batch, h heads, N queries, S keys, p head width, m features, p_v width of a value.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.mechanisms.regression.prefixes import PairSums, least_ridge, prefix_ridge, trace_of
+from kernel_attention.mechanisms.regression.recursion import recursion
 from kernel_attention.tensors.affine import product_dtype
 from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine
 from kernel_attention.tensors.padding import in_blocks, zero_padding
-from kernel_attention.tensors.recompute import (
-    differentiable_gradients,
-    differentiable_leaves,
-    needs_operator,
-    only_formulas,
-)
 from kernel_attention.tensors.statistics import exactly, without_autocast
 
 _BLOCK = 32
@@ -83,7 +78,7 @@ def delta_states(
     new, of_state = both.split([v.size(-1), k.size(-1)], dim=-1)
     identity = torch.eye(k.size(-1), device=k.device, dtype=k.dtype)
     kept = identity if since is None else since[..., -1:, :] * identity
-    before, last = _states(kept - until.mT @ of_state, until.mT @ new)
+    before, last = recursion(kept - until.mT @ of_state, until.mT @ new)
     return DeltaStates(before, new - of_state @ before, fade, since, last)
 
 
@@ -109,49 +104,6 @@ def block_size(length: int, size: int | None) -> int:
     """C: at most the length, unless a compiler counts the blocks."""
     size = _BLOCK if size is None else size
     return size if torch.compiler.is_compiling() else min(size, length)
-
-
-def _states(maps: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """W_{b+1} = T_b W_b + X_b from W_0 = 0: the state before every block, and the last one."""
-    if only_formulas() or needs_operator(maps):
-        return _recursion(maps, steps)
-    found: tuple[Tensor, Tensor] = _Recursion.apply(maps, steps)
-    return found
-
-
-def _recursion(maps: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-    state, states = torch.zeros_like(steps[:, :, 0]), []
-    for of_state, step in zip(maps.unbind(dim=2), steps.unbind(dim=2), strict=True):
-        states.append(state)
-        state = step + of_state @ state
-    return torch.stack(states, dim=2), state
-
-
-class _Recursion(torch.autograd.Function):
-    """``_recursion``, whose backward pass is the same backwards."""
-
-    @staticmethod
-    def forward(ctx: Any, maps: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-        states, last = _recursion(maps, steps)
-        ctx.save_for_backward(maps, steps, states)
-        return states, last
-
-    @staticmethod
-    def backward(ctx: Any, dstates: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
-        maps, steps, states = ctx.saved_tensors
-        needed = ctx.needs_input_grad
-        if torch.is_grad_enabled():
-            leaves = differentiable_leaves((maps, steps), needed)
-            return tuple(differentiable_gradients(_recursion(*leaves), leaves, needed, [dstates, dlast]))
-        # dX_b = dW_{b+1},  dW_b = (what reads W_b) + T_b^T dW_{b+1},  dT_b = dW_{b+1} W_b^T
-        dsteps, later = [], dlast
-        for of_state, direct in zip(
-            reversed(maps.unbind(dim=2)), reversed(dstates.unbind(dim=2)), strict=True
-        ):
-            dsteps.append(later)
-            later = direct + of_state.mT @ later
-        dstep = torch.stack(dsteps[::-1], dim=2)
-        return dstep @ states.mT, dstep
 
 
 _TERMS = 64  # of a sum in float32
