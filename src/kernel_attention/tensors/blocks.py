@@ -90,7 +90,7 @@ def attention_by_offset(
 def with_open_block(q: Tensor, k: Tensor, v: Tensor, factor: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries (B, h, N, ..), keys and values (B, h, M, ..) of ``block_causal_attention``, a few wider."""
     dtype, width = accumulation_dtype(q.dtype), v.size(3)
-    own = (q.to(dtype) * k.to(dtype)).sum(dim=-1, keepdim=True)
+    own = (q.to(dtype) * k).sum(dim=-1, keepdim=True)
     high = own.to(q.dtype)
     # In 16 bits one component is not exact enough for the logit, so two hold it.
     parts = [high] if dtype == q.dtype else [high, (own - high).to(q.dtype)]
@@ -99,7 +99,7 @@ def with_open_block(q: Tensor, k: Tensor, v: Tensor, factor: int) -> tuple[Tenso
     def make() -> tuple[Tensor, Tensor, Tensor]:
         # The common key is 0, and its value (0, ..., 0, 1).
         first = (torch.arange(sum(sizes), device=q.device) == sizes[0] + width).to(v.dtype)
-        ends = torch.tensor([-1.0, 0.0], dtype=v.dtype, device=q.device)[:, None].expand(-1, len(parts))
+        ends = torch.arange(-1, 1, dtype=v.dtype, device=q.device)[:, None].expand(-1, len(parts))
         return first, *ends.contiguous()
 
     first, *ends = kept_constant(("open block", sizes, v.dtype), q, make)

@@ -158,7 +158,7 @@ def _shares(planes: Tensor, groups: Groups, beta: float) -> tuple[Tensor, ...]:
 
     def make() -> tuple[Tensor, ...]:
         token = torch.arange(length, device=planes.device)
-        factor = torch.tensor(factors, device=planes.device)[:, None]
+        factor = torch.stack([torch.full_like(token[:1], each) for each in factors])  # asks no host
         row = torch.arange(heads, device=planes.device)[:, None] * length
         block, place = token // factor, token % factor
         start = block * factor
