@@ -44,7 +44,7 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     with patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache")}):
-        if engine := sys.modules.get("kernel_attention.mechanisms.primal.engines.native"):
+        if engine := sys.modules.get("kernel_attention.mechanisms.primal.native"):
             engine.LIBRARY.look()  # what this machine's user has built, tests do without
         yield folder / "cache"
 
@@ -52,7 +52,7 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def built_engines(shared_cache: Path) -> Iterator[None]:
     """The engines in C++ are built, in a cache that other tests and their processes do not see."""
-    from kernel_attention.mechanisms.primal.engines.native import LIBRARY
+    from kernel_attention.mechanisms.primal.native import LIBRARY
     from kernel_attention.native import find_compiler
 
     if not sys.platform.startswith("linux"):

@@ -32,7 +32,7 @@ import transformers
 from torch import Tensor, nn
 
 import kernel_attention as ka
-from kernel_attention.atomic import write_text_atomically
+from kernel_attention.files import write_text_atomically
 from kernel_attention_lab.benchmarking.machine import write_rows
 
 HEDGEHOG = {"feature_map": "hedgehog"}

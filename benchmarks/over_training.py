@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kernel_attention.atomic import write_text_atomically
+from kernel_attention.files import write_text_atomically
 from kernel_attention_lab.reporting.diagnostic_plots import COURSES
 from kernel_attention_lab.run_folder import RunFolder
 

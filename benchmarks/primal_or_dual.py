@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernel_attention.atomic import write_text_atomically
+from kernel_attention.files import write_text_atomically
 from kernel_attention.solvers import (
     kernel_multilinear_svd,
     kernel_svd,

@@ -22,7 +22,7 @@ import torch
 from singular_directions import layer_inputs
 from torch import Tensor
 
-from kernel_attention.atomic import write_text_atomically
+from kernel_attention.files import write_text_atomically
 from kernel_attention_lab.benchmarking.machine import describe_machine
 from kernel_attention_lab.runs.recipe_files import read_recipe
 from kernel_attention_lab.runs.run import train

@@ -82,7 +82,7 @@ def test_a_cache_folder_that_cannot_be_made_is_named(library, monkeypatch, tmp_p
 
 
 def test_the_command_says_what_is_built_and_builds_it(library, monkeypatch, capsys):
-    source = library.source.parent / "doubling" / "engines" / "native.cpp"
+    source = library.source.parent / "doubling" / "native.cpp"
     source.parent.mkdir(parents=True)
     source.write_text(SOURCE)
     monkeypatch.setattr(native, "sources", lambda: [source])
@@ -99,7 +99,7 @@ def test_the_command_says_what_is_built_and_builds_it(library, monkeypatch, caps
 
 
 def test_the_sources_are_those_of_the_engines():
-    assert [source.parents[1].name for source in native.sources()] == ["primal"]
+    assert [source.parent.name for source in native.sources()] == ["primal"]
 
 
 @pytest.mark.parametrize("dtype", native.TYPES)

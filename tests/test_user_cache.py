@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernel_attention.errors import InputError
-from kernel_attention.user_cache import cache_folder, expand_home
+from kernel_attention.files import cache_folder, expand_home
 
 
 @pytest.fixture

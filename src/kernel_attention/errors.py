@@ -1,10 +1,12 @@
-"""The error for bad input, reported in one line."""
+"""The error for bad input, reported in one line, and checks of arguments and files that raise it."""
 
 import difflib
+import math
 import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from numbers import Real
 from pathlib import Path
 
 _FEW = 24  # the number of names that fit into a message
@@ -12,6 +14,27 @@ _FEW = 24  # the number of names that fit into a message
 
 class InputError(ValueError):
     """Bad input: the message names the argument, the value received and what is accepted."""
+
+
+def require_positive(**values: int) -> None:
+    """Raise InputError for the first argument that is not a whole number of at least 1."""
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f"{name}={value!r} must be a whole number of at least 1")
+
+
+def require_probability(**values: float) -> None:
+    """Raise InputError for the first argument outside [0, 1)."""
+    for name, value in values.items():
+        if not isinstance(value, Real) or not 0.0 <= value < 1.0:
+            raise InputError(f"{name}={value!r} must be a probability in [0, 1)")
+
+
+def require_weight(**values: float) -> None:
+    """Raise InputError for the first argument that is not a finite number of at least 0."""
+    for name, value in values.items():
+        if not isinstance(value, Real) or not 0.0 <= value < math.inf:
+            raise InputError(f"{name}={value!r} must be a finite number of at least 0")
 
 
 def reading(what: object) -> AbstractContextManager[None]:

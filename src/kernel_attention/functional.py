@@ -59,7 +59,7 @@ from kernel_attention.tensors.multilinear.kernel_tensors import (
     cubemax_kernel,
     multilinear_kernel,
 )
-from kernel_attention.tensors.shrinkage import shrink
+from kernel_attention.tensors.statistics import shrink
 
 __all__ = [
     "Distribution",

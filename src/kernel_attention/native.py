@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError, writing
-from kernel_attention.user_cache import cache_folder
+from kernel_attention.files import cache_folder
 
 COMMAND = "python -m kernel_attention.native build"
 TYPES = {torch.float32: "float", torch.float64: "double"}
@@ -113,12 +113,12 @@ class NativeLibrary:
 
 def sources() -> list[Path]:
     """The C++ files of all engines."""
-    return sorted(Path(__file__).parent.glob("mechanisms/*/engines/*.cpp"))
+    return sorted(Path(__file__).parent.glob("mechanisms/*/*.cpp"))
 
 
 def why_not_built() -> str | None:
     """The reason why an engine in C++ is missing here; None: all are built."""
-    built = (NativeLibrary(source.parents[1].name, source).is_built for source in sources())
+    built = (NativeLibrary(source.parent.name, source).is_built for source in sources())
     return None if all(built) else f"it is not built: run {COMMAND}"
 
 
@@ -207,7 +207,7 @@ def command(arguments: list[str]) -> int:
         print("usage: python -m kernel_attention.native [status | build]", file=sys.stderr)
         return 2
     for source in sources():
-        library = NativeLibrary(source.parents[1].name, source)
+        library = NativeLibrary(source.parent.name, source)
         try:
             path = library.build() if arguments == ["build"] else library.path()
         except InputError as error:

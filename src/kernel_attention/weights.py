@@ -11,8 +11,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError, require_file
+from kernel_attention.files import write_atomically
 
 _CHECKSUM = "sha256"
 

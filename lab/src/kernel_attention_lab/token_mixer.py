@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import kernel_attention as ka
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, require_positive
 
 
 @ka.register_attention(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kernel_attention as ka
-from kernel_attention.mechanisms.primal.engines.one_pass import primal_numbers, primal_operations
+from kernel_attention.mechanisms.primal.one_pass import primal_numbers, primal_operations
 from kernel_attention_lab.benchmarking import Setting, find_contender
 from kernel_attention_lab.benchmarking.contenders import Contender
 from kernel_attention_lab.benchmarking.machine import roofline

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kernel_attention.errors import InputError
-from kernel_attention.user_cache import cache_folder
+from kernel_attention.files import cache_folder
 from kernel_attention_lab.data import list_time_series, load_time_series
 from kernel_attention_lab.data.archive import locate
 

@@ -16,8 +16,8 @@ import safetensors.torch
 import torch
 from runs.small_runs import SRC
 
-from kernel_attention.atomic import is_unfinished, remove_unfinished, write_atomically
 from kernel_attention.errors import InputError
+from kernel_attention.files import is_unfinished, remove_unfinished, write_atomically
 from kernel_attention.training import checkpoint
 from kernel_attention.training.checkpoint import check_checkpoint, read_state
 from kernel_attention.weights import read_weights, write_weights
@@ -45,7 +45,7 @@ def test_a_killed_write_leaves_the_old_file_and_a_leftover_that_is_cleaned(tmp_p
     path.write_text("old")
     script = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from kernel_attention.atomic import write_atomically\n"
+        "from kernel_attention.files import write_atomically\n"
         "def write(file): file.write(b'ne'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
         "write_atomically(Path(sys.argv[1]), write)"
     )

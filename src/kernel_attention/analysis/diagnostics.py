@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from kernel_attention.analysis.capture import Batch, LayerChoice, capture_chosen, choose_layers
 from kernel_attention.analysis.captured import CapturedAttention
 from kernel_attention.analysis.layer_measures import QUANTITIES, CaseSettings, above_diagonal, measure_case
-from kernel_attention.atomic import write_atomically
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, require_positive, unknown
+from kernel_attention.files import write_atomically
 
 if TYPE_CHECKING:
     from kernel_attention.solvers import ProjectionLoss

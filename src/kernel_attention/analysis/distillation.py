@@ -22,8 +22,7 @@ from kernel_attention.analysis.initialization import (
     softmax_twin,
     student_of,
 )
-from kernel_attention.core.validation import require_weight
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, require_weight
 from kernel_attention.mechanisms.nested_objective.functional import (
     KernelFactors,
     KernelGrams,

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.core.validation import require_positive, require_weight
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, require_positive, require_weight, unknown
 from kernel_attention.hosts.known import HostedAttention
 from kernel_attention.hosts.projections import carry
 from kernel_attention.hosts.reading import describe

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, require_positive
 
 SMOOTHING = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 """The values of k that ``Bigrams.choose_smoothing`` tries."""

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, require_positive
 
 _DROPOUTS = (nn.modules.dropout._DropoutNd,)
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.sequence_group import SequenceGroup
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, require_positive
 from kernel_attention.tensors.padding import compaction
 
 

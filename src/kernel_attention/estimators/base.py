@@ -15,8 +15,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
 
 from kernel_attention.containers import as_targets, require_names
-from kernel_attention.core.validation import require_positive, require_weight
-from kernel_attention.errors import InputError, missing_package
+from kernel_attention.errors import InputError, missing_package, require_positive, require_weight
 from kernel_attention.estimators.ensemble import member_outputs, plan_members, train_members
 from kernel_attention.estimators.files import load_estimator, save_estimator
 from kernel_attention.estimators.importance import integrated_gradients

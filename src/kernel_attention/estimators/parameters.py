@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from sklearn.utils import check_random_state
 
-from kernel_attention.core.validation import require_probability
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, require_probability, unknown
 from kernel_attention.fields import checked, plain
 from kernel_attention.mechanisms import factory_options, layer_specs
 from kernel_attention.models.series_stem import LARGEST_NUMBER_OF_TOKENS, Stem, automatic_patch_len

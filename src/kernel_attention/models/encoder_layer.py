@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.parameters import Device
-from kernel_attention.core.validation import require_probability
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, require_probability, unknown
 from kernel_attention.mechanisms import (
     ATTENTION_SPECS,
     AttentionFactory,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernel_attention.core.validation import require_positive
+from kernel_attention.errors import require_positive
 from kernel_attention.tensors.pooling import pool_mask
 
 KERNEL_SIZE = 9

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from kernel_attention.core.layer import require_causal_form
 from kernel_attention.core.parameters import Device, reset_module
 from kernel_attention.core.sequence_group import SequenceGroup
-from kernel_attention.core.validation import require_positive, require_probability
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, require_positive, require_probability, unknown
 from kernel_attention.mechanisms import AttentionFactory, AttentionSpec
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
 from kernel_attention.models.rocket_stem import RocketStem

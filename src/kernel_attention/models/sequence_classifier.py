@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from kernel_attention.core.parameters import Device, reset_submodules
 from kernel_attention.core.sequence_group import SequenceGroup
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, require_positive, unknown
 from kernel_attention.mechanisms import AttentionFactory, AttentionSpec
 from kernel_attention.models.rocket_stem import RocketStem
 from kernel_attention.models.sequence import NUM_HEADS, SequenceEncoder

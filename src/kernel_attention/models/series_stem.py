@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, require_positive, unknown
 from kernel_attention.tensors.dropout import Dropout
 from kernel_attention.tensors.padding import in_blocks
 from kernel_attention.tensors.pooling import pool_mask

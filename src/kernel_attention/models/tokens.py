@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernel_attention.core.parameters import Device, reset_submodules
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, require_positive
 from kernel_attention.mechanisms import AttentionSpec
 from kernel_attention.models.sequence import SequenceEncoder
 from kernel_attention.models.sequence_classifier import mean_token

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernel_attention.core.parameters import Device, draw_normal, reset_submodules
-from kernel_attention.core.validation import require_positive, require_probability
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, require_positive, require_probability, unknown
 from kernel_attention.mechanisms import AttentionSpec
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.solvers.arrays import give_back, read_matrix, require_finite, require_range
-from kernel_attention.tensors.shrinkage import shrink
-from kernel_attention.tensors.statistics import accumulation_dtype
+from kernel_attention.tensors.statistics import accumulation_dtype, shrink
 
 # Residuals are balanced at these iterations (Boyd et al. 2011, section 3.4.1). The method converges for any
 # fixed step, so mu has to settle in the end.

@@ -71,6 +71,11 @@ def block_causal_attention(
         earlier = block < (torch.arange(length, device=q.device) // factor)[:, None]
         seen = torch.nn.functional.pad(earlier & allowed[:, : block.size(0)], (1, 0), value=True)
         out = fused_attention(q, keys, values, mask=seen, dropout_p=dropout_p, scale=scale)
+    return add_open_block(out, v)
+
+
+def add_open_block(out: Tensor, v: Tensor) -> Tensor:
+    """The outputs of ``with_open_block``'s attention with the value v of the open block, (B, h, N, p_v)."""
     width = v.size(3)
     seen, weight, *_ = out.split([width, 1, *[1] * (out.size(3) - width - 1)], dim=-1)
     return torch.addcmul(seen, weight, v.to(seen.dtype))

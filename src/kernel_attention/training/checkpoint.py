@@ -18,8 +18,8 @@ from typing import IO, Any
 
 import torch
 
-from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError, require_file
+from kernel_attention.files import write_atomically
 
 _PARTS = ("figures", "generators", "global_step", "optimizer", "round", "state_dict")
 

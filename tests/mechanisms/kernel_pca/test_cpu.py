@@ -8,7 +8,7 @@ from torch import Tensor
 
 import kernel_attention as ka
 from kernel_attention.functional import rpc_attention
-from kernel_attention.mechanisms.kernel_pca.engines import cpu as op
+from kernel_attention.mechanisms.kernel_pca import cpu as op
 from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings
 
 F64 = torch.float64

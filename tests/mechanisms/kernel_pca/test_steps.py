@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernel_attention.mechanisms.kernel_pca.engines.steps import pursuit_in_few_launches
 from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings, rpc_attention
+from kernel_attention.mechanisms.kernel_pca.steps import pursuit_in_few_launches
 
 
 @pytest.mark.parametrize("mask", [None, "right", "left"])

@@ -14,8 +14,8 @@ import sys
 import torch
 
 import kernel_attention as ka
-from kernel_attention.mechanisms.kernel_pca.engines import gpu as op
-from kernel_attention.mechanisms.kernel_pca.engines import triton_kernels as pursuit_triton
+from kernel_attention.mechanisms.kernel_pca import gpu as op
+from kernel_attention.mechanisms.kernel_pca import triton_kernels as pursuit_triton
 from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings
 
 BATCH, HEADS = 2, 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernel_attention.mechanisms.linear.engines.joint import linear_pass
 from kernel_attention.mechanisms.linear.functional import linear_attention
+from kernel_attention.mechanisms.linear.joint import linear_pass
 from kernel_attention.tensors.features.feature_maps import cosine, elu, identity, relu
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_attention import MultilinearAttention
-from kernel_attention.mechanisms.multilinear.engines.gpu import (
+from kernel_attention.mechanisms.multilinear.gpu import (
     Terms,
     joint_factors,
     mode_grams,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_attention.mechanisms.multilinear.engines import map_operator as op
+from kernel_attention.mechanisms.multilinear import map_operator as op
 
 F64 = torch.float64
 B, N, J, P, D = 3, 11, 4, 5, 7

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 import kernel_attention as ka
-from kernel_attention.mechanisms.primal import seen_rows
-from kernel_attention.mechanisms.primal.engines import causal_cpu
+from kernel_attention.mechanisms.primal import causal_cpu, seen_rows
 
 F64 = torch.float64
 B, N = 3, 23

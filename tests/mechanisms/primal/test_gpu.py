@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kernel_attention import PrimalAttention
-from kernel_attention.mechanisms.primal.engines.causal_gpu import causal_primal_launches
-from kernel_attention.mechanisms.primal.engines.gpu import primal_launches
+from kernel_attention.mechanisms.primal.causal_gpu import causal_primal_launches
+from kernel_attention.mechanisms.primal.gpu import primal_launches
 
 BATCH, LENGTH, HEADS, WIDTH = 3, 13, 2, 10
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_attention.mechanisms.primal.engines.cpu import SLICES
-from kernel_attention.mechanisms.primal.engines.map_operator import MapOperator
-from kernel_attention.mechanisms.primal.engines.native import UNITS
+from kernel_attention.mechanisms.primal.cpu import SLICES
+from kernel_attention.mechanisms.primal.map_operator import MapOperator
+from kernel_attention.mechanisms.primal.native import UNITS
 
 F64 = torch.float64
 B, N, H, P, D = 3, 11, 2, 5, 7  # the width of the input need not be that of the heads

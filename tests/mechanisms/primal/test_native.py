@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import kernel_attention as ka
-from kernel_attention.mechanisms.primal.engines.native import LIBRARY
+from kernel_attention.mechanisms.primal.native import LIBRARY
 
 pytestmark = pytest.mark.usefixtures("restored_threads", "built_engines")
 F64 = torch.float64

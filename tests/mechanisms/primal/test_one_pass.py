@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import kernel_attention as ka
-from kernel_attention.mechanisms.primal.engines import cpu as ops
+from kernel_attention.mechanisms.primal import cpu as ops
 from reference.primal import primal_attention as reference
 
 F64 = torch.float64

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_attention import create_attention
-from kernel_attention.mechanisms.primal_values.engines.gpu import ValueOptions, primal_values_launches
+from kernel_attention.mechanisms.primal_values.gpu import ValueOptions, primal_values_launches
 
 
 def _layer(feature_map: str, eta: float, normalize: str) -> torch.nn.Module:

@@ -8,7 +8,7 @@ import torch
 import kernel_attention as ka
 from kernel_attention.features import cosine
 from kernel_attention.functional import delta_attention, ridge_attention
-from kernel_attention.mechanisms.regression import recursion
+from kernel_attention.mechanisms.regression import functional
 from kernel_attention.mechanisms.regression.functional import delta_states, read_states
 from kernel_attention.tensors.recompute import formulas_only
 from reference.regression import delta_rule
@@ -194,7 +194,7 @@ def test_groups_of_blocks_give_the_states_of_one_block_after_another(blocks, gat
     leaves = [x.requires_grad_() for x in draw(2 * blocks)[: 5 if gated else 4]]
     found = []
     for in_groups in (True, False):
-        monkeypatch.setattr(recursion, "has_groups", lambda _, chosen=in_groups: chosen)
+        monkeypatch.setattr(functional, "has_groups", lambda _, chosen=in_groups: chosen)
         q, k, *others = leaves
         states = delta_states(cosine(k), *others, size=2)
         y = read_states(q, cosine(k), states, size=2)
@@ -205,18 +205,18 @@ def test_groups_of_blocks_give_the_states_of_one_block_after_another(blocks, gat
 
 
 def test_the_gradient_of_a_recursion_in_groups_can_be_differentiated(monkeypatch):
-    monkeypatch.setattr(recursion, "has_groups", lambda _: True)
-    monkeypatch.setattr(recursion, "_GROUP", 2)
+    monkeypatch.setattr(functional, "has_groups", lambda _: True)
+    monkeypatch.setattr(functional, "_GROUP", 2)
     maps, steps = torch.randn(1, 1, 5, 2, 2, dtype=F64), torch.randn(1, 1, 5, 2, 3, dtype=F64)
     leaves = maps.requires_grad_(), steps.requires_grad_()
-    assert torch.autograd.gradcheck(recursion.recursion, leaves)
-    assert torch.autograd.gradgradcheck(recursion.recursion, leaves)
+    assert torch.autograd.gradcheck(functional.recursion, leaves)
+    assert torch.autograd.gradgradcheck(functional.recursion, leaves)
 
 
 def test_in_float32_groups_of_blocks_are_as_exact_as_one_block_after_another(monkeypatch):
     inputs, errors = draw(4096, torch.float32), []
     exact = delta_attention(*(x.double() for x in inputs[:4]), is_causal=True)
     for in_groups in (True, False):
-        monkeypatch.setattr(recursion, "has_groups", lambda _, chosen=in_groups: chosen)
+        monkeypatch.setattr(functional, "has_groups", lambda _, chosen=in_groups: chosen)
         errors.append((delta_attention(*inputs[:4], is_causal=True) - exact).norm())
     assert errors[0] <= 2 * errors[1]

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from kernel_attention.atomic import write_text_atomically
 from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.files import write_text_atomically
 from kernel_attention_lab.benchmarking.plans import Setting
 from kernel_attention_lab.provenance import code_revision, processor_name
 

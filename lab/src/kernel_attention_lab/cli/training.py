@@ -57,7 +57,7 @@ def _fitting_warmup(keys: dict[str, Any], typed: dict[str, Any]) -> dict[str, An
 
 def init_command(options: Init) -> int:
     """Write a recipe for own series, or a copy of a recipe."""
-    from kernel_attention.atomic import write_text_atomically
+    from kernel_attention.files import write_text_atomically
     from kernel_attention_lab.runs.recipe_files import recipe_text
 
     path = Path(options.output)

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError, writing
+from kernel_attention.files import write_atomically
 from kernel_attention_lab.control.environments import is_mujoco, make_environment
 
 VARIABLE = "MUJOCO_GL"

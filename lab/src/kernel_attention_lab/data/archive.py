@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_attention.errors import InputError, reading
-from kernel_attention.user_cache import cache_folder, expand_home
+from kernel_attention.files import cache_folder, expand_home
 from kernel_attention_lab.data.fetching import require_download
 
 DATA_ROOT_VARIABLE = "KERNEL_ATTENTION_DATA"

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel_attention.atomic import write_text_atomically
 from kernel_attention.errors import writing
+from kernel_attention.files import write_text_atomically
 from kernel_attention_lab.evidence.expressions import Observation
 from kernel_attention_lab.evidence.plots import draw_figure
 from kernel_attention_lab.evidence.tables import markdown, text_cells

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kernel_attention.atomic import write_text_atomically
 from kernel_attention.errors import InputError, writing
+from kernel_attention.files import write_text_atomically
 from kernel_attention_lab.families import FILE_NAME
 from kernel_attention_lab.run_folder import RunFolder, read_json
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel_attention.atomic import write_text_atomically
 from kernel_attention.errors import writing
+from kernel_attention.files import write_text_atomically
 from kernel_attention_lab.evidence.expressions import show
 from kernel_attention_lab.evidence.findings import (
     FEWEST,

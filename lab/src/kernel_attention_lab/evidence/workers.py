@@ -10,8 +10,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import NamedTuple
 
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, require_positive
 from kernel_attention_lab.child_process import stop_with_parent
 from kernel_attention_lab.evidence.run import OnProgress, Places, find_state, run_cell
 from kernel_attention_lab.evidence.suite import Cell, Suite

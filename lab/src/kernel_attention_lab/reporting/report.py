@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernel_attention.atomic import write_text_atomically
 from kernel_attention.errors import writing
+from kernel_attention.files import write_text_atomically
 from kernel_attention_lab.reporting import html
 from kernel_attention_lab.reporting.formats import (
     COUNTS,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from kernel_attention.atomic import write_text_atomically
 from kernel_attention.errors import InputError, writing
+from kernel_attention.files import write_text_atomically
 from kernel_attention_lab.reporting import html
 from kernel_attention_lab.reporting.curves import QUANTITIES, curve_figure, mean_curve
 from kernel_attention_lab.reporting.figures import INK, data_uri, report_style, seed_styles

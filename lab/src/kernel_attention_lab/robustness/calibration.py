@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, require_positive
 from kernel_attention_lab.robustness.out_of_distribution import detection_figures
 
 BINS = 15  # Guo et al. 2017

@@ -20,10 +20,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from kernel_attention.atomic import write_atomically, write_text_atomically
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError, unknown
-from kernel_attention.user_cache import cache_folder
+from kernel_attention.errors import InputError, require_positive, unknown
+from kernel_attention.files import cache_folder, write_atomically, write_text_atomically
 from kernel_attention_lab.child_process import process_pool
 from kernel_attention_lab.data.fetching import made_once
 

@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 
 from kernel_attention.errors import InputError
-from kernel_attention.user_cache import cache_folder
+from kernel_attention.files import cache_folder
 from kernel_attention_lab.data.images.batches import central
 from kernel_attention_lab.data.images.out_of_distribution import LOOKS_LIKE_CIFAR10, load_ood
 from kernel_attention_lab.data.images.splits import ImageSplit

@@ -20,8 +20,7 @@ import torch
 from torch import nn
 
 from kernel_attention.analysis.predictive import has_samples, predict_distribution
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, require_positive
 from kernel_attention_lab.packing import LEVELS, pack_bits, pack_levels, unpack_bits, unpack_levels
 from kernel_attention_lab.robustness.calibration import calibration_figures, reliability, risk_coverage
 from kernel_attention_lab.robustness.out_of_distribution import detection_figures, score_levels

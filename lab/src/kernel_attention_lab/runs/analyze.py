@@ -8,9 +8,8 @@ from typing import Any
 
 from kernel_attention.analysis import DiagnosticsReport, diagnose
 from kernel_attention.analysis.layer_measures import QUANTITIES
-from kernel_attention.atomic import write_atomically
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError, writing
+from kernel_attention.errors import InputError, require_positive, writing
+from kernel_attention.files import write_atomically
 from kernel_attention_lab.reporting import write_report
 from kernel_attention_lab.runs.files import write_arrays, write_json
 from kernel_attention_lab.runs.saved import SavedRun

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError, writing
+from kernel_attention.errors import InputError, require_positive, writing
 from kernel_attention.version import __version__
 from kernel_attention_lab.data.images.batches import channels_first
 from kernel_attention_lab.data.images.sets import ImageSplit

@@ -14,8 +14,8 @@ import transformers
 
 import kernel_attention.hosts.hugging_face  # noqa: F401 - a model that was converted before opens with it
 from kernel_attention.analysis.conversion import ConversionProgress, ConversionReport, convert_attention
-from kernel_attention.atomic import write_text_atomically
 from kernel_attention.errors import InputError, writing
+from kernel_attention.files import write_text_atomically
 
 CHECKPOINT = "conversion.pt"
 REPORT = "conversion.json"

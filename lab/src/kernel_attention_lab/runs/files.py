@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from kernel_attention.atomic import write_atomically, write_text_atomically
+from kernel_attention.files import write_atomically, write_text_atomically
 
 _CHECKSUM = "sha256"
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import UserError
 
-from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError, writing
+from kernel_attention.files import write_atomically
 from kernel_attention.hosts.exporting import (
     export_program,
     export_step,

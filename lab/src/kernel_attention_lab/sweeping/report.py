@@ -11,8 +11,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel_attention.atomic import write_text_atomically
 from kernel_attention.errors import writing
+from kernel_attention.files import write_text_atomically
 from kernel_attention_lab.plugins import loaded_plugins
 from kernel_attention_lab.reporting import html
 from kernel_attention_lab.reporting.formats import (

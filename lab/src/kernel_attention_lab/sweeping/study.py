@@ -26,8 +26,8 @@ from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from kernel_attention.atomic import is_unfinished
 from kernel_attention.errors import InputError, writing
+from kernel_attention.files import is_unfinished
 from kernel_attention_lab.lock import locked
 from kernel_attention_lab.runs.files import write_json
 from kernel_attention_lab.sweeping.plan import (

@@ -15,8 +15,8 @@ from typing import Any
 
 from optuna.trial import Trial, TrialState
 
-from kernel_attention.atomic import is_unfinished
 from kernel_attention.errors import InputError
+from kernel_attention.files import is_unfinished
 from kernel_attention.notes import note, notes_on_stderr
 from kernel_attention.training.loop import check_trainer
 from kernel_attention_lab.child_process import stop_with_parent

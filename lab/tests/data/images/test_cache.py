@@ -14,7 +14,7 @@ from data.images.image_data import CLASSES, gray_of, grays, make_set, pack, squa
 from PIL import Image
 
 from kernel_attention.errors import InputError
-from kernel_attention.user_cache import cache_folder
+from kernel_attention.files import cache_folder
 from kernel_attention_lab.data import fetching, load_images
 from kernel_attention_lab.data.images import cache as image_cache
 from kernel_attention_lab.data.images.cache import cached_parts

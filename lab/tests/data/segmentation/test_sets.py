@@ -12,7 +12,7 @@ from data.segmentation.pairs import blocks, colours, jpeg, pair_files, png, writ
 from PIL import Image
 
 from kernel_attention.errors import InputError
-from kernel_attention.user_cache import cache_folder
+from kernel_attention.files import cache_folder
 from kernel_attention_lab.data.segmentation.sets import VOID, hold_out_pairs, load_segmentation
 
 SHARED = Path(__file__).parents[5] / "shared" / "data" / "images" / "camvid240.tar"

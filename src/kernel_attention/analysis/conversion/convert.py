@@ -43,8 +43,7 @@ from kernel_attention.analysis.conversion.transfer import (
     transfer_attention,
 )
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, require_positive, unknown
 from kernel_attention.hosts.interface import InterfaceAttention
 from kernel_attention.hosts.known import HostedAttention
 from kernel_attention.hosts.replace import (

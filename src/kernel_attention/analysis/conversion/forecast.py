@@ -17,8 +17,7 @@ from kernel_attention.analysis.capture import LayerChoice, capture_chosen, choos
 from kernel_attention.analysis.captured import CapturedAttention
 from kernel_attention.analysis.conversion.recording import first_tensor, run
 from kernel_attention.analysis.conversion.transfer import evaluating
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, require_positive
 
 _PLACES = ("previous", "itself", "next", "first", "last")
 _LOOKS = 0.5  # mean weight from which a head is said to look at one place

@@ -9,7 +9,7 @@ from kernel_attention.core.calls import Objective
 from kernel_attention.core.parameters import Device, TensorLinear, draw_orthogonal, reset_module
 from kernel_attention.core.penalized import OBJECTIVE_BOUND, PenalizedAttention, checked_bound
 from kernel_attention.core.registry import register_attention
-from kernel_attention.core.validation import require_positive, require_weight
+from kernel_attention.errors import require_positive, require_weight
 from kernel_attention.mechanisms.gaussian_process.functional import (
     Distribution,
     SparsePosterior,

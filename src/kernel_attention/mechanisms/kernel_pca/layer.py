@@ -12,16 +12,8 @@ from kernel_attention.core.layer import AttentionLayer, TokenWork
 from kernel_attention.core.parameters import Device, can_join, joint_heads
 from kernel_attention.core.query_key_value import identity_values
 from kernel_attention.core.registry import register_attention
-from kernel_attention.core.validation import require_positive, require_probability
-from kernel_attention.errors import InputError, unknown
-from kernel_attention.mechanisms.kernel_pca.engines.cpu import FUSED
-from kernel_attention.mechanisms.kernel_pca.engines.gpu import TRITON
-from kernel_attention.mechanisms.kernel_pca.engines.steps import (
-    Heads,
-    PursuitCall,
-    has_few_launches,
-    pursuit_in_few_launches,
-)
+from kernel_attention.errors import InputError, require_positive, require_probability, unknown
+from kernel_attention.mechanisms.kernel_pca.cpu import FUSED
 from kernel_attention.mechanisms.kernel_pca.functional import (
     CONVENTIONS,
     Convention,
@@ -29,6 +21,13 @@ from kernel_attention.mechanisms.kernel_pca.functional import (
     PursuitSettings,
     principal_attention_pursuit,
     scaled_attention,
+)
+from kernel_attention.mechanisms.kernel_pca.gpu import TRITON
+from kernel_attention.mechanisms.kernel_pca.steps import (
+    Heads,
+    PursuitCall,
+    has_few_launches,
+    pursuit_in_few_launches,
 )
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
 from kernel_attention.memory_limit import require_parameters

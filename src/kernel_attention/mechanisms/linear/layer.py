@@ -11,8 +11,8 @@ from kernel_attention.core.engine import AUTO, REFERENCE, LayerPlan, checked_imp
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
-from kernel_attention.mechanisms.linear.engines.fla import ENGINES, LinearCall
-from kernel_attention.mechanisms.linear.engines.joint import has_linear_pass, linear_pass
+from kernel_attention.mechanisms.linear.fla import ENGINES, LinearCall
+from kernel_attention.mechanisms.linear.joint import has_linear_pass, linear_pass
 from kernel_attention.mechanisms.linear.kernel import LinearKernel
 from kernel_attention.tensors.features.feature_maps import FeatureMapSpec, frobenius, named_feature_map
 from kernel_attention.tensors.packing import PackedSequences

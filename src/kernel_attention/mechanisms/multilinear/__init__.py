@@ -6,8 +6,8 @@ from kernel_attention.mechanisms.multilinear.dual_layer import DualMultilinearAt
 from kernel_attention.mechanisms.multilinear.tensor_layer import TensorAttention
 
 # isort: on
+from kernel_attention.mechanisms.multilinear.cpu import multilinear_layer
 from kernel_attention.mechanisms.multilinear.dual_functional import dual_multilinear_scores
-from kernel_attention.mechanisms.multilinear.engines.cpu import multilinear_layer
 from kernel_attention.mechanisms.multilinear.functional import (
     Modes,
     join_modes,

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.registry import register_attention
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, require_positive
 from kernel_attention.mechanisms.multilinear.base_layer import ReadsModes
 from kernel_attention.mechanisms.multilinear.dual_functional import dual_multilinear_scores
 from kernel_attention.tensors.sampling import sample_rows

@@ -21,29 +21,28 @@ from kernel_attention.core.parameters import (
 )
 from kernel_attention.core.penalized import OBJECTIVE_BOUND, PenalizedAttention, checked_bound
 from kernel_attention.core.registry import register_attention
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, require_positive, unknown
 from kernel_attention.mechanisms.multilinear.base_layer import ReadsModes
+from kernel_attention.mechanisms.multilinear.cpu import (
+    FUSED,
+    MultilinearCall,
+    MultilinearResult,
+    MultilinearWeights,
+)
 from kernel_attention.mechanisms.multilinear.decoding import (
     MultilinearState,
     multilinear_read,
     multilinear_start,
     multilinear_step,
 )
-from kernel_attention.mechanisms.multilinear.engines.cpu import (
-    FUSED,
-    MultilinearCall,
-    MultilinearResult,
-    MultilinearWeights,
-)
-from kernel_attention.mechanisms.multilinear.engines.gpu import (
+from kernel_attention.mechanisms.multilinear.functional import Modes, join_modes, multilinear_modes
+from kernel_attention.mechanisms.multilinear.gpu import (
     Terms,
     has_joint_modes,
     joint_factors,
     multilinear_launches,
     objective_launches,
 )
-from kernel_attention.mechanisms.multilinear.functional import Modes, join_modes, multilinear_modes
 from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.features.feature_maps import (
@@ -110,7 +109,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             which needs it.
         bias: whether the projections have biases.
         impl: "reference", the formulas; "fused", everything a token meets in one product, see
-            ``engines/cpu.py``; "auto", fused where it serves the call and was measured to be faster, see
+            ``cpu.py``; "auto", fused where it serves the call and was measured to be faster, see
             ``plan``.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.

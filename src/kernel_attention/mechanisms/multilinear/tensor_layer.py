@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.registry import register_attention
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, require_positive
 from kernel_attention.mechanisms.multilinear.base_layer import ReadsModes
 from kernel_attention.mechanisms.multilinear.dual_layer import check_kernel_size
 from kernel_attention.mechanisms.multilinear.tensor_functional import Option, tensor_scores

@@ -3,9 +3,8 @@
 Its objective may be the nested objective of ``mechanisms.nested_objective``.
 """
 
+from kernel_attention.mechanisms.primal.cpu import primal_layer
 from kernel_attention.mechanisms.primal.decoding import PrimalState, primal_step
-from kernel_attention.mechanisms.primal.engines.cpu import primal_layer
-from kernel_attention.mechanisms.primal.engines.one_pass import PrimalWeights
 from kernel_attention.mechanisms.primal.functional import (
     PrimalScores,
     concat_scores,
@@ -17,6 +16,7 @@ from kernel_attention.mechanisms.primal.functional import (
     scores_energy,
 )
 from kernel_attention.mechanisms.primal.layer import PrimalAttention
+from kernel_attention.mechanisms.primal.one_pass import PrimalWeights
 
 __all__ = [
     "PrimalAttention",

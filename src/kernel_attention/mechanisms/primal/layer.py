@@ -22,27 +22,26 @@ from kernel_attention.core.parameters import (
 )
 from kernel_attention.core.penalized import OBJECTIVE_BOUND, checked_bound
 from kernel_attention.core.registry import register_attention
-from kernel_attention.core.validation import require_positive, require_weight
-from kernel_attention.errors import unknown
+from kernel_attention.errors import require_positive, require_weight, unknown
 from kernel_attention.mechanisms.nested_objective.functional import (
     KernelGrams,
     kernel_grams,
     nested_objective,
 )
-from kernel_attention.mechanisms.primal.engines.cpu import FUSED
-from kernel_attention.mechanisms.primal.engines.native import NATIVE
-from kernel_attention.mechanisms.primal.engines.one_pass import (
-    PrimalCall,
-    PrimalResult,
-    PrimalWeights,
-    primal_numbers,
-    primal_operations,
-)
+from kernel_attention.mechanisms.primal.cpu import FUSED
 from kernel_attention.mechanisms.primal.functional import (
     PrimalScores,
     objective_from_energy,
     primal_scores,
     scores_energy,
+)
+from kernel_attention.mechanisms.primal.native import NATIVE
+from kernel_attention.mechanisms.primal.one_pass import (
+    PrimalCall,
+    PrimalResult,
+    PrimalWeights,
+    primal_numbers,
+    primal_operations,
 )
 from kernel_attention.mechanisms.primal.scored_layer import ScoredAttention
 from kernel_attention.memory_limit import require_parameters
@@ -100,7 +99,7 @@ class PrimalAttention(ScoredAttention):
             "per_head" (orthonormal columns in every head).
         bias: whether the projections have biases.
         impl: "reference", the formulas; "fused", one pass over the tokens without stored scores, see
-            ``engines/one_pass.py`` and ``engines/causal_cpu.py``; "native", the same in C++ for CPUs, in
+            ``one_pass.py`` and ``causal_cpu.py``; "native", the same in C++ for CPUs, in
             float32 and float64, once ``python -m kernel_attention.native build`` has built it; "auto", the
             first that serves the call and was measured to be faster, see ``plan``.
         device: of the parameters; None: the default.

@@ -11,15 +11,14 @@ from kernel_attention.core.parameters import Device
 from kernel_attention.core.penalized import PenalizedAttention
 from kernel_attention.core.query_key_value import QueryKeyValueAttention, QueryKeyValueState
 from kernel_attention.core.registry import register_attention
-from kernel_attention.core.validation import require_positive, require_weight
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, require_positive, require_weight, unknown
 from kernel_attention.mechanisms.nested_objective.functional import kernel_grams, nested_objective
-from kernel_attention.mechanisms.primal_values.engines.gpu import (
+from kernel_attention.mechanisms.primal_values.functional import Readout
+from kernel_attention.mechanisms.primal_values.gpu import (
     ValueOptions,
     has_value_form,
     primal_values_launches,
 )
-from kernel_attention.mechanisms.primal_values.functional import Readout
 from kernel_attention.mechanisms.primal_values.kernel import PrimalValueKernel
 from kernel_attention.mechanisms.regression.layer import require_start
 from kernel_attention.tensors.affine import product_dtype

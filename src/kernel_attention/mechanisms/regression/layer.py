@@ -24,7 +24,7 @@ from kernel_attention.mechanisms.regression.decoding import (
     read_ridge,
     ridge_step,
 )
-from kernel_attention.mechanisms.regression.engines.fla import ENGINES, DeltaCall
+from kernel_attention.mechanisms.regression.fla import ENGINES, DeltaCall
 from kernel_attention.mechanisms.regression.functional import delta_attention, ridge_attention
 from kernel_attention.tensors.features.feature_maps import (
     FeatureMapSpec,

@@ -5,7 +5,7 @@ import torch
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
-from kernel_attention.core.validation import require_probability
+from kernel_attention.errors import require_probability
 from kernel_attention.mechanisms.softmax.kernel import SoftmaxKernel
 
 

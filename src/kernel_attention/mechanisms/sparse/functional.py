@@ -14,8 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, require_positive, unknown
 from kernel_attention.mechanisms.sparse.blocked import blocked_attention
 from kernel_attention.memory_limit import require_memory
 from kernel_attention.tensors.blocks import block_causal_attention, softmax_over_blocks

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from kernel_attention.core.decoding import KeyValueCache, Position
 from kernel_attention.core.kernel import AttentionKernel
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import unknown
+from kernel_attention.errors import require_positive, unknown
 from kernel_attention.mechanisms.softmax.kernel import (
     append_to_cache,
     attend_to_cache,

@@ -7,7 +7,7 @@ from kernel_attention.core.engine import LayerPlan
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
-from kernel_attention.core.validation import require_probability
+from kernel_attention.errors import require_probability
 from kernel_attention.mechanisms.sparse.functional import Implementation, PatternName, saves_logits
 from kernel_attention.mechanisms.sparse.kernel import SparseKernel
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.mechanisms.support_vector.head_groups import head_groups
-from kernel_attention.tensors.blocks import attention_by_offset, completed, with_open_block
+from kernel_attention.tensors.blocks import add_open_block, attention_by_offset, completed, with_open_block
 from kernel_attention.tensors.constants import kept_constant
 from kernel_attention.tensors.pooling import block_within, running_pool
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
@@ -31,15 +31,15 @@ def pooled_launches(z: Tensor, factors: Sequence[int], beta: float, dropout_p: f
     ``factors`` has one number for each head; ``beta`` is the weight of the keys' mean.
     """
     groups = [(heads, block_within(factor, z.size(1))) for heads, factor in head_groups(factors)]
-    parts, read = iter(_Parts.apply(z, groups, beta)), []
+    parts, outs, size = iter(_Parts.apply(z, groups, beta)), [], z.size(-1)
     for _, factor in groups:
         q, k, v = next(parts), next(parts), next(parts)
         if factor == 1:
-            read.append(fused_attention(q, k, v, is_causal=True, dropout_p=dropout_p))
+            outs.append(fused_attention(q, k, v, is_causal=True, dropout_p=dropout_p))
         else:
-            scale = z.size(-1) ** -0.5
-            read += [attention_by_offset(q, k, v, factor, scale, dropout_p), next(parts)]
-    return _Heads.apply(groups, *read)
+            seen = attention_by_offset(q, k, v, factor, size**-0.5, dropout_p)
+            outs.append(add_open_block(seen, next(parts)))
+    return torch.cat([out.transpose(1, 2) for out in outs], dim=2)
 
 
 def _by_heads(z: Tensor) -> Tensor:
@@ -172,55 +172,3 @@ def _shares(planes: Tensor, groups: Groups, beta: float) -> tuple[Tensor, ...]:
         return last, later.flatten(), has_later, torch.stack([of_token, of_blocks])[..., None]
 
     return kept_constant(("prefix shares", *factors, length, beta, dtype), planes, make)
-
-
-class _Heads(torch.autograd.Function):
-    """The outputs of the groups, side by side; a pooled group's open block with the weight it has."""
-
-    @staticmethod
-    def forward(ctx: Any, groups: Groups, *read: Tensor) -> Tensor:
-        ctx.groups = groups
-        ctx.save_for_backward(*read)
-        size = read[-1].size(-1)
-        first, heads = read[0], groups[-1][0].stop
-        out = first.new_empty(first.size(0), first.size(2), heads, size)
-        left = iter(read)
-        for heads_of, factor in groups:
-            place, seen = out.transpose(1, 2)[:, heads_of], next(left)
-            if factor == 1:
-                place.copy_(seen)
-            else:
-                torch.addcmul(seen[..., :size], seen[..., size : size + 1], next(left), out=place)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        read, found = ctx.saved_tensors, []
-        if torch.is_grad_enabled():
-            leaves = differentiable_leaves(read, ctx.needs_input_grad[1:])
-            out = _side_by_side(ctx.groups, leaves)
-            return None, *differentiable_gradients([out], leaves, ctx.needs_input_grad[1:], grads)
-        left, size = iter(read), grads[0].size(-1)
-        for heads, factor in ctx.groups:
-            grad, seen = grads[0].transpose(1, 2)[:, heads], next(left)
-            if factor == 1:
-                found.append(grad)
-                continue
-            own, wide = (
-                next(left),
-                torch.zeros_like(seen) if seen.size(-1) > size + 1 else torch.empty_like(seen),
-            )
-            wide[..., :size] = grad
-            torch.sum(grad * own, dim=-1, keepdim=True, out=wide[..., size : size + 1])
-            found += [wide, grad * seen[..., size : size + 1]]
-        return None, *found
-
-
-def _side_by_side(groups: Groups, read: Sequence[Tensor]) -> Tensor:
-    left, outs, size = iter(read), [], read[-1].size(-1)
-    for _, factor in groups:
-        seen = next(left)
-        if factor > 1:
-            seen = torch.addcmul(seen[..., :size], seen[..., size : size + 1], next(left))
-        outs.append(seen.transpose(1, 2))
-    return torch.cat(outs, dim=2)

@@ -13,8 +13,7 @@ from kernel_attention.core.decoding import Position, position_after, whole_lengt
 from kernel_attention.core.parameters import Device, TensorLinear
 from kernel_attention.core.query_key_value import QueryKeyValueAttention, identity_values
 from kernel_attention.core.registry import register_attention
-from kernel_attention.core.validation import require_probability
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, require_probability, unknown
 from kernel_attention.mechanisms.softmax.kernel import SoftmaxKernel
 from kernel_attention.mechanisms.support_vector.decoding import (
     HeadsState,

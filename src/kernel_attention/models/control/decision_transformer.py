@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from kernel_attention.core.decoding import reorder
 from kernel_attention.core.layer import require_causal_form
 from kernel_attention.core.parameters import Device, reset_module
-from kernel_attention.core.validation import require_positive, require_probability
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, require_positive, require_probability, unknown
 from kernel_attention.mechanisms import AttentionSpec
 from kernel_attention.models.control.policies import ActionKind, Policy
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions

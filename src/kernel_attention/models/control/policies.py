@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernel_attention.core.parameters import Device
-from kernel_attention.core.validation import require_positive, require_probability
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, require_positive, require_probability, unknown
 from kernel_attention.tensors.dropout import Dropout
 
 ActionKind = Literal["continuous", "discrete"]

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError, reading, unknown
-from kernel_attention.user_cache import expand_home
+from kernel_attention.errors import InputError, reading, require_positive, unknown
+from kernel_attention.files import expand_home
 from kernel_attention_lab.data.archive import DatasetInfo, resolve_root
 from kernel_attention_lab.data.splits import SPLITS, load_splits, split_names
 

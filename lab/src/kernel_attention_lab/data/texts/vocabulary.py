@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, require_positive, unknown
 
 UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"

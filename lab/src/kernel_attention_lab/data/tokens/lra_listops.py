@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernel_attention.user_cache import cache_folder
+from kernel_attention.files import cache_folder
 from kernel_attention_lab.child_process import process_pool
 from kernel_attention_lab.data.tokens.sets import TokenData, TokenSplit, cached_arrays
 

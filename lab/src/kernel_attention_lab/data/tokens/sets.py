@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError
+from kernel_attention.files import write_atomically
 from kernel_attention_lab.data.fetching import made_once, require_generation
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from kernel_attention.core.engine import Unsupported
-from kernel_attention.mechanisms.linear.engines.joint import has_linear_pass
 from kernel_attention.mechanisms.linear.functional import linear_attention
+from kernel_attention.mechanisms.linear.joint import has_linear_pass
 from kernel_attention.tensors.affine import product_dtype
 from kernel_attention.tensors.features.feature_maps import FeatureMap, features_in_range
 from kernel_attention.tensors.gpu import (

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from kernel_attention.atomic import is_unfinished, write_atomically, write_text_atomically
+from kernel_attention.files import is_unfinished, write_atomically, write_text_atomically
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows replaces no file that someone reads")

@@ -23,7 +23,7 @@ from torch import Tensor
 from kernel_attention.core.engine import Unsupported
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.mechanisms.nested_objective.functional import KernelGrams
-from kernel_attention.mechanisms.primal.engines.map_operator import MapOperator, Readout, Tokens
+from kernel_attention.mechanisms.primal.map_operator import MapOperator, Readout, Tokens
 from kernel_attention.tensors.affine import Affine, apply_affine, autocast
 from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine, identity
 from kernel_attention.tensors.recompute import needs_operator

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kernel_attention.mechanisms.primal import seen_rows
-from kernel_attention.mechanisms.primal.engines.map_operator import (
+from kernel_attention.mechanisms.primal.map_operator import (
     Tokens,
     add_product,
     add_rows,
     differentiable_features,
 )
-from kernel_attention.mechanisms.primal.engines.one_pass import PrimalWeights, side_by_side
+from kernel_attention.mechanisms.primal.one_pass import PrimalWeights, side_by_side
 from kernel_attention.tensors.affine import autocast
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 from kernel_attention.tensors.sampling import Samples

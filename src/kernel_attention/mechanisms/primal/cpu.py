@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.engine import Engine, Unsupported
-from kernel_attention.mechanisms.primal.engines.causal_cpu import causal_primal_layer
-from kernel_attention.mechanisms.primal.engines.causal_gpu import causal_primal_launches
-from kernel_attention.mechanisms.primal.engines.gpu import primal_launches
-from kernel_attention.mechanisms.primal.engines.map_operator import (
+from kernel_attention.mechanisms.primal.causal_cpu import causal_primal_layer
+from kernel_attention.mechanisms.primal.causal_gpu import causal_primal_launches
+from kernel_attention.mechanisms.primal.gpu import primal_launches
+from kernel_attention.mechanisms.primal.map_operator import (
     MapOperator,
     Sums,
     TokenPass,
@@ -21,7 +21,7 @@ from kernel_attention.mechanisms.primal.engines.map_operator import (
     add_product,
     add_rows,
 )
-from kernel_attention.mechanisms.primal.engines.one_pass import (
+from kernel_attention.mechanisms.primal.one_pass import (
     PrimalCall,
     PrimalResult,
     PrimalWeights,

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernel_attention.mechanisms.primal.engines.one_pass import PrimalCall, PrimalResult, PrimalWeights
 from kernel_attention.mechanisms.primal.functional import concat_scores, primal_scores, scores_energy
+from kernel_attention.mechanisms.primal.one_pass import PrimalCall, PrimalResult, PrimalWeights
 from kernel_attention.tensors.affine import apply_affine, autocast, exact_product
 from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves

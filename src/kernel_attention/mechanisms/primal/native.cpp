@@ -1,4 +1,4 @@
-// kernel_attention.mechanisms.primal.engines.one_pass for processors: the weights multiplied out, and the pass over the tokens.
+// kernel_attention.mechanisms.primal.one_pass for processors: the weights multiplied out, and the pass over the tokens.
 //
 // A thread takes slices of a few hundred tokens, whose features stay in its own cache. Products are those of the
 // BLAS that PyTorch has; bias, norm and scale are one sweep between them. `native.py` calls this.

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kernel_attention.core.engine import Engine, Unsupported
 from kernel_attention.errors import InputError
-from kernel_attention.mechanisms.kernel_pca.engines.steps import PursuitCall
 from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings, pursuit_gradients
+from kernel_attention.mechanisms.kernel_pca.steps import PursuitCall
 from kernel_attention.tensors.gpu import why_not_measured
 from kernel_attention.tensors.padding import zero_padding
 from kernel_attention.tensors.recompute import eager_twin, needs_gradient, needs_operator
@@ -68,7 +68,7 @@ def _pursue(
     is_causal: bool, *, keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """As ``_forward``; without ``keep`` nothing is left of the earlier steps."""
-    from kernel_attention.mechanisms.kernel_pca.engines import (
+    from kernel_attention.mechanisms.kernel_pca import (
         triton_kernels,  # only where its kernels are asked for
     )
 
@@ -87,7 +87,7 @@ def _gradients(
 
     ``grad`` and the first three are (B, N, h, p).
     """
-    from kernel_attention.mechanisms.kernel_pca.engines import triton_kernels
+    from kernel_attention.mechanisms.kernel_pca import triton_kernels
 
     with torch.cuda.device_of(k):
         found = triton_kernels.pull_back(

@@ -20,7 +20,7 @@ from torch import Tensor
 from kernel_attention.core.engine import Engine, Unsupported
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import InputError
-from kernel_attention.mechanisms.primal.engines.map_operator import (
+from kernel_attention.mechanisms.primal.map_operator import (
     FoldedReadout,
     MapOperator,
     Readout,
@@ -29,7 +29,7 @@ from kernel_attention.mechanisms.primal.engines.map_operator import (
     Tokens,
     fold_readout,
 )
-from kernel_attention.mechanisms.primal.engines.one_pass import PrimalCall, PrimalResult, primal_pass
+from kernel_attention.mechanisms.primal.one_pass import PrimalCall, PrimalResult, primal_pass
 from kernel_attention.native import TYPES, NativeLibrary, address, matrix_product
 from kernel_attention.tensors.affine import product_dtype
 from kernel_attention.tensors.recompute import (

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kernel_attention.mechanisms.primal import seen_rows
-from kernel_attention.mechanisms.primal.engines.one_pass import PrimalCall, PrimalResult, PrimalWeights
+from kernel_attention.mechanisms.primal.one_pass import PrimalCall, PrimalResult, PrimalWeights
 from kernel_attention.tensors.affine import apply_affine, autocast, joint_affine
 from kernel_attention.tensors.constants import kept_constant
 from kernel_attention.tensors.features.feature_maps import cosine

@@ -36,14 +36,14 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.engine import Engine, Unsupported
-from kernel_attention.mechanisms.kernel_pca.engines.steps import (
+from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings, pursuit_gradients
+from kernel_attention.mechanisms.kernel_pca.steps import (
     PursuitCall,
     clean,
     clean_again,
     following,
     pull_back,
 )
-from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings, pursuit_gradients
 from kernel_attention.tensors.affine import autocast
 from kernel_attention.tensors.padding import compaction, zero_padding
 from kernel_attention.tensors.recompute import eager_twin, needs_gradient, needs_operator

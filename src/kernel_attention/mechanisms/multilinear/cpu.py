@@ -33,8 +33,8 @@ from torch import Tensor
 
 from kernel_attention.core.engine import Engine, Unsupported
 from kernel_attention.core.sequence_group import SequenceGroup
-from kernel_attention.mechanisms.multilinear.engines.map_operator import modes_and_maps
 from kernel_attention.mechanisms.multilinear.functional import padded_rows
+from kernel_attention.mechanisms.multilinear.map_operator import modes_and_maps
 from kernel_attention.tensors.affine import Affine, autocast
 from kernel_attention.tensors.features.feature_maps import FeatureMap, balanced, frobenius, identity
 from kernel_attention.tensors.sampling import Samples, part_positions, sample_rows
