@@ -28,6 +28,8 @@ BUDGETS = [
     ("primal", {"rank": 30, "max_len": 1024}, CAUSAL, 25, 44),
     ("primal_values", {}, {}, 17, 26),
     ("primal_values", {"eta": 0.1}, {}, 26, 33),
+    ("primal_values", {}, CAUSAL, 24, 44),
+    ("primal_values", {"eta": 0.1}, CAUSAL, 39, 57),
     ("multilinear", {}, {}, 14, 23),
     ("multilinear", {"eta": 0.1}, {}, 35, 37),
     ("batch_norm_scaled_heads", {}, {}, 23, 33),

@@ -39,6 +39,21 @@ def test_outputs_and_gradients_equal_those_of_the_formulas(feature_map, normaliz
     torch.testing.assert_close(found[0], found[1], rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("form", ["whole", "padded", "causal"])
+@pytest.mark.parametrize(("feature_map", "normalize"), [(elu, True), (cosine, False), (identity, False)])
+def test_a_map_between_the_features_is_one_of_the_queries_features(feature_map, normalize, form):
+    z = torch.randn(2, 13, 3, 3, 5, dtype=torch.float64, requires_grad=True)
+    between = torch.rand(3, 5, 5, dtype=torch.float64, requires_grad=True)
+    mask = torch.arange(13)[None] < torch.tensor([13, 4])[:, None] if form == "padded" else None
+    q, k, v = z.permute(2, 0, 3, 1, 4)
+    q, k = feature_map(q) @ between, feature_map(k)
+    options = {"normalize": normalize, "attention_mask": mask, "is_causal": form == "causal"}
+    expected = linear_attention(q, k, v, feature_map=identity, **options).transpose(1, 2)
+    y = linear_pass(z, feature_map, normalize, mask, form == "causal", between)
+    found = [[out, *torch.autograd.grad(out.sin().sum(), (z, between))] for out in (y, expected)]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-11, atol=1e-11)
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_gradient_can_be_differentiated(is_causal):
     z = torch.randn(1, 5, 3, 1, 3, dtype=torch.float64, requires_grad=True)

@@ -38,39 +38,46 @@ def has_linear_pass(feature_map: FeatureMap) -> bool:
 
 
 def linear_pass(
-    z: Tensor, feature_map: FeatureMap, normalize: bool, attention_mask: Tensor | None, is_causal: bool
-) -> Tensor:
+    z: Tensor, feature_map: FeatureMap, normalize: bool, attention_mask: Tensor | None, is_causal: bool,
+    between: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """``linear_attention`` of queries, keys and values z (B, N, 3, h, p) with a map that ``has_linear_pass``:
     (B, N, h, p).
 
     ``normalize``: whether the sums of the weights divide. ``attention_mask`` is (B, N), True = real token;
-    None where causal.
+    None where causal. ``between`` is a map K of every head, (h, p, p), for weights phi(q)^T K phi(k).
     """
     dtype, z = z.dtype, wide(z)
     chunk = min(max(128, z.size(-1)), z.size(1)) if is_causal else 0
+    options = LinearOptions(feature_map, normalize, chunk)
     with without_autocast(z):
-        return _LinearPass.apply(z, attention_mask, LinearOptions(feature_map, normalize, chunk)).to(dtype)
+        return _LinearPass.apply(z, attention_mask, options, between).to(dtype)
 
 
 class _LinearPass(torch.autograd.Function):
     """Where the gradient itself is differentiated, it comes from the formulas."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, mask: Tensor | None, options: LinearOptions) -> Tensor:
+    def forward(
+        ctx: Any, z: Tensor, mask: Tensor | None, options: LinearOptions, between: Tensor | None
+    ) -> Tensor:
         ctx.options = options
-        out, kept = _forward(z, mask, options)
-        ctx.save_for_backward(z, mask, out, *kept)
+        out, kept = _forward(z, mask, options, between)
+        ctx.save_for_backward(z, mask, between, out, *kept)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        z, mask, out, *kept = ctx.saved_tensors
+        z, mask, between, out, *kept = ctx.saved_tensors
         with without_autocast(z):
             if torch.is_grad_enabled():
-                leaves = differentiable_leaves((z,), (True,))
-                y = _formula(leaves[0], mask, ctx.options)
-                return *differentiable_gradients([y], leaves, (True,), [grad]), None, None
-            return _backward(z, mask, out, _Kept(*kept), grad, ctx.options), None, None
+                needed = ctx.needs_input_grad[0], ctx.needs_input_grad[3]
+                leaves = differentiable_leaves((z, between), needed)
+                y = _formula(leaves[0], mask, ctx.options, leaves[1])
+                dz, d_between = differentiable_gradients([y], leaves, needed, [grad])
+            else:
+                dz, d_between = _backward(z, mask, out, _Kept(*kept), grad, ctx.options)
+            return dz, None, None, d_between
 
 
 class _Kept(NamedTuple):
@@ -82,6 +89,7 @@ class _Kept(NamedTuple):
         state: sum_j phi(k_j) v_j^T, (H, p, e); the sums before each chunk, (H n, p, e), where causal.
         weights: sums of the weights, (B, h, N, 1), infinite where they are 0.
         norm: of queries and keys, (B, N, 2, h, 1), where the features are unit rows.
+        between: K of every sequence, (H, p, p); None without.
     """
 
     phi: Tensor
@@ -89,9 +97,12 @@ class _Kept(NamedTuple):
     state: Tensor
     weights: Tensor | None
     norm: Tensor | None
+    between: Tensor | None
 
 
-def _forward(z: Tensor, mask: Tensor | None, options: LinearOptions) -> tuple[Tensor, _Kept]:
+def _forward(
+    z: Tensor, mask: Tensor | None, options: LinearOptions, between: Tensor | None
+) -> tuple[Tensor, _Kept]:
     batch, length, _, heads, width = z.shape
     chunk, columns = options.chunk, width + options.normalize
     missing = -length % chunk if chunk else 0
@@ -101,6 +112,9 @@ def _forward(z: Tensor, mask: Tensor | None, options: LinearOptions) -> tuple[Te
     if mask is not None:
         phi[1].masked_fill_(~mask[:, None, :, None], 0.0)
     q, k = phi.flatten(1, 2)
+    if between is not None:
+        between = between.to(z.dtype).expand(batch, -1, -1, -1).flatten(0, 1)
+        q = torch.bmm(q, between)
     values = z[:, :, 2].transpose(1, 2)
     if columns > width or missing:  # padded keys are zero, whatever their values
         values = pad(values, (0, columns - width, 0, missing), value=1.0)
@@ -117,7 +131,7 @@ def _forward(z: Tensor, mask: Tensor | None, options: LinearOptions) -> tuple[Te
         torch.div(found[..., :width], weights, out=out.transpose(1, 2))
     else:
         out.transpose(1, 2).copy_(found)
-    return out, _Kept(phi, values, state, weights, norm)
+    return out, _Kept(phi, values, state, weights, norm, between)
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
@@ -133,7 +147,7 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, chunk: int) -> tuple[Tensor, Tensor
 
 def _backward(
     z: Tensor, mask: Tensor | None, out: Tensor, kept: _Kept, grad: Tensor, options: LinearOptions
-) -> Tensor:
+) -> tuple[Tensor, Tensor | None]:
     batch, length, _, heads, width = z.shape
     columns, padded = kept.state.size(-1), kept.phi.size(-2)
     make = z.new_zeros if padded > length else z.new_empty
@@ -149,6 +163,9 @@ def _backward(
     q, k = kept.phi.flatten(1, 2)
     d_phi, values, slope = torch.empty_like(kept.phi), kept.values.flatten(0, 1), slope.flatten(0, 1)
     dq, dk = d_phi.flatten(1, 2)
+    phi_q, d_phi_q, d_between = q, dq, None
+    if kept.between is not None:
+        q, dq = torch.bmm(q, kept.between), torch.empty_like(q)
     if options.chunk:
         dv = _causal_back(q, k, values, kept.state, slope, options.chunk, dq, dk)
     else:
@@ -156,12 +173,17 @@ def _backward(
         d_state = torch.bmm(q.mT, slope)
         torch.bmm(values, d_state.mT, out=dk)
         dv = torch.bmm(k, d_state)
+    if kept.between is not None:
+        torch.bmm(dq, kept.between.mT, out=d_phi_q)
+        d_between = (
+            torch.bmm(phi_q.mT, dq).unflatten(0, (batch, heads)).sum(dim=0, dtype=accumulation_dtype(q.dtype))
+        )
     dz = torch.empty_like(z)
     if mask is not None and options.feature_map in (cosine, identity):
         dk.view_as(d_phi[1]).masked_fill_(~mask[:, None, :, None], 0.0)
     _pull_features(kept, d_phi, dz[:, :, :2], options.feature_map)
     dz[:, :, 2].transpose(1, 2).copy_(dv.view(batch, heads, padded, -1)[:, :, :length, :width])
-    return dz
+    return dz, d_between
 
 
 def _causal_back(
@@ -212,9 +234,12 @@ def _pull_features(kept: _Kept, grad: Tensor, out: Tensor, feature_map: FeatureM
         unit_rows_back(phi, kept.norm, grad, out)
 
 
-def _formula(z: Tensor, mask: Tensor | None, options: LinearOptions) -> Tensor:
+def _formula(z: Tensor, mask: Tensor | None, options: LinearOptions, between: Tensor | None) -> Tensor:
     q, k, v = z.permute(2, 0, 3, 1, 4)
+    feature_map = options.feature_map
+    if between is not None:
+        q, k, feature_map = feature_map(q, None, True) @ between, feature_map(k, None, True), identity
     return linear_attention(
-        q, k, v, feature_map=options.feature_map, normalize=options.normalize, attention_mask=mask,
+        q, k, v, feature_map=feature_map, normalize=options.normalize, attention_mask=mask,
         is_causal=options.chunk > 0,
     ).transpose(1, 2)  # fmt: skip

@@ -1,25 +1,35 @@
-"""Primal attention with values in few launches, for accelerators; not causal.
+"""Primal attention with values in few launches, for accelerators.
 
 The heads' kernel K = W_e Lambda W_r^T / n, (p, p), is multiplied out once a step, and so is the map
 T = sum_j v_j phi(k_j)^T K^T of every sequence, so that o_i = T phi(q_i). The objective reads the features'
 Gram matrices. The backward pass, with the slope of the objective, is written by hand with the same economy.
 
+The causal form is linear attention with K between the features, whose pass has the same economy.
+
 Legend: B batch, N tokens, h heads, p head width, s rank, n real tokens.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from kernel_attention.mechanisms.linear.joint import linear_pass
 from kernel_attention.mechanisms.nested_objective.functional import kernel_grams, nested_objective
 from kernel_attention.mechanisms.primal.functional import PrimalScores
 from kernel_attention.mechanisms.primal_values.functional import primal_value_attention
 from kernel_attention.tensors.affine import exact_product, wide
 from kernel_attention.tensors.features.feature_maps import FeatureMap, balancing, cosine, identity
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
-from kernel_attention.tensors.statistics import accumulation_dtype, exactly, smallest, without_autocast
-from kernel_attention.tensors.unit_rows import unit_rows_back, wide_norms
+from kernel_attention.tensors.statistics import (
+    accumulation_dtype,
+    exactly,
+    numbers_to,
+    smallest,
+    without_autocast,
+)
+from kernel_attention.tensors.unit_rows import unit_rows, unit_rows_back, wide_norms
 
 
 def has_value_form(feature_map: FeatureMap) -> bool:
@@ -56,6 +66,49 @@ def primal_values_launches(
     with without_autocast(z):
         found = _Pass.apply(z, options, w_e, w_r, sqrt_lambda)
     return found if options.with_objective else (found, None)
+
+
+def causal_values_launches(
+    z: Tensor, w_e: Tensor, w_r: Tensor, sqrt_lambda: Tensor, options: ValueOptions
+) -> tuple[Tensor, Tensor | None]:
+    """The same for a causal layer, without a mask; the objective is that of the whole sequence."""
+    weights = ValueWeights(*map(exactly, (w_e, w_r, sqrt_lambda)))
+    with without_autocast(z):
+        left, right = weights.w_e * weights.sqrt_lambda[:, None].square(), weights.w_r.mT
+        out = linear_pass(wide(z), options.feature_map, False, None, True, torch.bmm(left, right))
+        if options.normalize:  # a division by the number of keys would change nothing
+            out = unit_rows(out) * out.size(-1) ** 0.5
+        else:
+            out = out / numbers_to(out.size(1), out)[..., None]
+        value = _Nested.apply(wide(z.detach()), options, *weights) if options.with_objective else None
+    return out.flatten(2), value
+
+
+class _Nested(torch.autograd.Function):
+    """The nested objective, (B,), which has a gradient for the weights alone."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, options: ValueOptions, *weights: Tensor) -> Tensor:
+        features = z[:, :, :2]
+        if options.feature_map is cosine:
+            features = torch.div(features, wide_norms(features), out=torch.empty_like(features))
+        features = features.permute(2, 3, 0, 1, 4).contiguous()
+        weight, pair = _weights(ValueWeights._make(weights), features.size(2))
+        value, found = _objective(features, pair, options.feature_map is not cosine)
+        ctx.options = options
+        ctx.save_for_backward(z, *weights, weight, pair, *found.values())
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, d_value: Tensor) -> tuple[Tensor | None, ...]:
+        z, w_e, w_r, root, weight, *kept = ctx.saved_tensors
+        weights = ValueWeights(w_e, w_r, root)
+        if torch.is_grad_enabled():
+            needed = ctx.needs_input_grad[2:]
+            leaves = differentiable_leaves(weights, needed)
+            value = _formula(z, ctx.options, ValueWeights._make(leaves))[1]
+            return None, None, *differentiable_gradients([value], leaves, needed, [d_value])
+        return None, None, *_weights_back(_objective_back(kept, d_value), weights, weight)
 
 
 class _Pass(torch.autograd.Function):
@@ -133,10 +186,7 @@ def _forward(z: Tensor, options: ValueOptions, weights: ValueWeights) -> tuple[T
     if options.mask is not None:
         tokens[:2].masked_fill_(~options.mask[..., None], 0.0)
     phi_q, phi_k, v = tokens.flatten(1, 2).unbind()
-    groups = batch if options.with_objective else 1
-    both = (exactly(each)[:, None].expand(-1, groups, -1, -1) for each in weights[:2])
-    weight = torch.stack(list(both))
-    pair = weight * exactly(weights.sqrt_lambda)[:, None, None]
+    weight, pair = _weights(weights, batch if options.with_objective else 1)
     kernel = weight.new_empty(heads, width, width)
     mean = 1.0 if options.mask is not None else 1 / max(length, 1)
     left, right = _of_all(pair)
@@ -159,6 +209,20 @@ def _forward(z: Tensor, options: ValueOptions, weights: ValueWeights) -> tuple[T
         return out.flatten(2), None, kept
     value, found = _objective(tokens[:2], pair, norm is None)
     return out.flatten(2), value, kept._replace(**found)
+
+
+def _weights(weights: ValueWeights, groups: int) -> tuple[Tensor, Tensor]:
+    """W_e and W_r, and the same times Lambda^{1/2}, (2, h, groups, p, s)."""
+    both = (exactly(each)[:, None].expand(-1, groups, -1, -1) for each in weights[:2])
+    weight = torch.stack(list(both))
+    return weight, weight * exactly(weights.sqrt_lambda)[:, None, None]
+
+
+def _weights_back(d_pair: Tensor, weights: ValueWeights, weight: Tensor) -> list[Tensor]:
+    """The gradients of the weights from that of W_e Lambda^{1/2} and W_r Lambda^{1/2}."""
+    d_lambda = (d_pair * weight[:, :, 0]).sum(dim=(0, 2))
+    found = *(d_pair * exactly(weights.sqrt_lambda)[:, None]).unbind(), d_lambda
+    return [each.to(weight.dtype) for each, weight in zip(found, weights, strict=True)]
 
 
 def _of_all(pair: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,9 +287,6 @@ def _backward(
     torch.bmm(phi_k, d_met.mT, out=d_v)
     torch.bmm(v, d_met, out=d_k)
     d_pair = _pair_back(options, kept, length, d_kernel, d_value)
-    root = exactly(weights.sqrt_lambda)[:, None]
-    d_lambda = (d_pair * kept.weight[:, :, 0]).sum(dim=(0, 2))
-    d_e, d_r = (d_pair * root).unbind()
     if options.mask is not None:
         d_tokens[:2].masked_fill_(~options.mask[..., None], 0.0)
     dz, d_by_token = torch.empty_like(z), d_tokens.permute(2, 3, 0, 1, 4)
@@ -235,8 +296,7 @@ def _backward(
         features = kept.tokens.permute(2, 3, 0, 1, 4)[:, :, :2]
         unit_rows_back(features, kept.norm, d_by_token[:, :, :2], dz[:, :, :2])
         dz[:, :, 2].copy_(d_by_token[:, :, 2])
-    found = zip((d_e, d_r, d_lambda), weights, strict=True)
-    return dz, *(each.to(weight.dtype) for each, weight in found)
+    return dz, *_weights_back(d_pair, weights, kept.weight)
 
 
 def _pair_back(
@@ -247,7 +307,9 @@ def _pair_back(
     if d_value is None or kept.squared_norm is None:
         d_pair, beta = kept.pair.new_empty(2, *left.shape), 0
     else:
-        d_pair, beta = _objective_back(kept, d_value), 1
+        assert kept.grams is not None and kept.pulled is not None and kept.inner is not None  # noqa: PT018
+        found = kept.pair, kept.grams, kept.pulled, kept.inner, kept.squared_norm
+        d_pair, beta = _objective_back(found, d_value), 1
     # K = F G^T / n
     mean = 1.0 if options.mask is not None else 1 / max(length, 1)
     d_pair[0].baddbmm_(d_kernel, right, beta=beta, alpha=mean)
@@ -255,17 +317,15 @@ def _pair_back(
     return d_pair
 
 
-def _objective_back(kept: _Kept, d_value: Tensor) -> Tensor:
+def _objective_back(kept: Sequence[Tensor], d_value: Tensor) -> Tensor:
     """Feature l descends the objective of the first l features: dF = 2 C_q (F triu(G^T C_k G) - C_k G)."""
-    assert kept.grams is not None and kept.pulled is not None  # noqa: PT018
-    assert kept.inner is not None and kept.squared_norm is not None  # noqa: PT018
-    heads = kept.squared_norm.size(0)
-    pair, upper, within = kept.pair.flatten(1, 2), kept.inner.triu(), torch.empty_like(kept.pulled)
-    twice = 2 / heads
+    pair, grams, pulled, inner, squared_norm = kept
+    rows, upper, within = pair.flatten(1, 2), inner.triu(), torch.empty_like(pulled)
+    twice = 2 / squared_norm.size(0)
     for own, other in ((0, 1), (1, 0)):
-        torch.baddbmm(kept.pulled[other], pair[own], upper[other], beta=-twice, alpha=twice, out=within[own])
-    slope = torch.bmm(kept.grams.flatten(0, 1), within.flatten(0, 1)).view_as(kept.pair)
-    return (slope * (d_value / kept.squared_norm)[..., None, None]).sum(dim=2)
+        torch.baddbmm(pulled[other], rows[own], upper[other], beta=-twice, alpha=twice, out=within[own])
+    slope = torch.bmm(grams.flatten(0, 1), within.flatten(0, 1)).view_as(pair)
+    return (slope * (d_value / squared_norm)[..., None, None]).sum(dim=2)
 
 
 def _formula(z: Tensor, options: ValueOptions, weights: ValueWeights) -> tuple[Tensor, Tensor | None]:

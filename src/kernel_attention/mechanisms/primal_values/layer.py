@@ -16,6 +16,7 @@ from kernel_attention.mechanisms.nested_objective.functional import kernel_grams
 from kernel_attention.mechanisms.primal_values.functional import Readout
 from kernel_attention.mechanisms.primal_values.gpu import (
     ValueOptions,
+    causal_values_launches,
     has_value_form,
     primal_values_launches,
 )
@@ -132,7 +133,7 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         """
         source = x if context is None else context
         is_few = (
-            context is None and not is_causal and self.sequence_group is None
+            context is None and self.sequence_group is None and not (is_causal and attention_mask is not None)
             and self.readout == "correlation" and self.normalize != "rows"
         )  # fmt: skip
         if is_few and has_value_form(self.kernel.feature_map) and self.is_joint(x):
@@ -141,7 +142,8 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
             options = ValueOptions(
                 self.kernel.feature_map, attention_mask, self.normalize == "output", self._wants_objective
             )
-            heads, value = primal_values_launches(z, *weights, options)
+            launches = causal_values_launches if is_causal else primal_values_launches
+            heads, value = launches(z, *weights, options)
             return self.out_proj(heads.to(z.dtype)), None if value is None else Objective(value)
         q, k = self.queries_and_keys(x, source)
         v = self.split_heads(self.v_proj(source))
