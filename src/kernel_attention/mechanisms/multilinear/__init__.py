@@ -3,7 +3,7 @@
 # isort: off
 from kernel_attention.mechanisms.multilinear.layer import MultilinearAttention
 from kernel_attention.mechanisms.multilinear.dual_layer import DualMultilinearAttention
-from kernel_attention.mechanisms.multilinear.tensor_layer import TensorAttention
+from kernel_attention.mechanisms.multilinear.tensor_layer import TensorAttention, tensor_scores
 
 # isort: on
 from kernel_attention.mechanisms.multilinear.cpu import multilinear_layer
@@ -16,7 +16,6 @@ from kernel_attention.mechanisms.multilinear.functional import (
     multilinear_scores,
 )
 from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
-from kernel_attention.mechanisms.multilinear.tensor_functional import tensor_scores
 
 __all__ = [
     "DualMultilinearAttention",
