@@ -97,7 +97,7 @@ def _parts(z: Tensor, groups: Groups, beta: float) -> tuple[list[Tensor], list[T
 
 
 def _pooling_shares(like: Tensor, factor: int) -> Tensor:
-    """What token s gets of the gradient of the open block at token t of its block, (factor, factor)."""
+    """Token s's share of the open block at token t of its block, (factor, factor)."""
 
     def make() -> Tensor:
         share = 1 / torch.arange(1, factor + 1, dtype=like.dtype, device=like.device)
