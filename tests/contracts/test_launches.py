@@ -39,7 +39,7 @@ BUDGETS = [
     ("rpc", {}, CAUSAL, 36, 75),
     ("ridge", {}, {}, 34, 46),
     ("ridge", {}, CAUSAL, 63, 93),
-    ("delta", {}, CAUSAL, 51, 86),
+    ("delta", {}, CAUSAL, 44, 79),
 ]
 BATCH, LENGTH, EMBED_DIM, HEADS = 2, 512, 64, 4
 

@@ -26,7 +26,7 @@ from kernel_attention.tensors.recompute import (
 )
 from kernel_attention.tensors.statistics import exactly, without_autocast
 
-_BLOCK = 32
+_BLOCK = 64
 
 
 class DeltaStates(NamedTuple):
