@@ -1,4 +1,4 @@
-"""Estimators that commit 4ea74c81 saved predict what they predicted then."""
+"""Estimators that commits 4ea74c81 and a4829de6 saved predict what they predicted then."""
 
 from __future__ import annotations
 
@@ -22,3 +22,11 @@ def test_an_estimator_of_an_earlier_release_predicts_as_it_did(name, method):
     estimator = getattr(ka, name).load(FIXTURES / f"{name}.safetensors")
     found = getattr(estimator, method)(np.array(stored["series"]))
     assert abs(found - stored[name]["predictions"]).max() <= 8 * stored[name]["rounding"]
+
+
+def test_a_classifier_in_closed_form_keeps_its_views_and_predictions():
+    stored = json.loads((FIXTURES / "closed_form.json").read_text())
+    classifier = ka.AttentionClassifier.load(FIXTURES / "ClosedForm.safetensors")
+    assert list(classifier.closed_form_.views) == stored["views"]
+    found = classifier.predict_proba(np.array(stored["series"]))
+    assert abs(found - stored["predictions"]).max() <= 8 * stored["rounding"]

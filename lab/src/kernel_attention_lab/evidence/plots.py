@@ -14,6 +14,7 @@ from kernel_attention.errors import unknown
 from kernel_attention_lab.evidence.expressions import Observation, Observations, evaluate, fill, grouped
 from kernel_attention_lab.evidence.findings import SIGNIFICANT
 from kernel_attention_lab.reporting.figures import (
+    DASHES,
     free_panels,
     legend_below,
     panel_grid,
@@ -22,6 +23,7 @@ from kernel_attention_lab.reporting.figures import (
     whole_numbers,
 )
 
+_MARKERS = dict(zip(DASHES, "os^D", strict=True))  # a point has no dashes to tell it by
 _INCHES_A_LETTER = 0.135  # of the labels, whose size is the library's
 
 
@@ -136,14 +138,17 @@ def _lines(spec: Mapping[str, Any], observations: Observations) -> Figure | None
                 label = fill(spec.get("label", line), lines[line])
                 for number, (at, each) in enumerate(drawn):
                     means = [float(np.nanmean(values)) for values in each]
-                    marks: dict[str, Any] = {"marker": "o", "markersize": 3.5} if spec.get("marked") else {}
-                    axis.plot(at, means, label=None if number else label, **marks, **styles[line])
+                    style = dict(styles[line])
+                    if spec.get("marked"):
+                        style |= {"marker": _MARKERS[style["linestyle"]], "markersize": 3.5}
+                    axis.plot(at, means, label=None if number else label, **style)
                     if spec.get("band"):
                         low, high = (list(map(end, each)) for end in (min, max))
                         axis.fill_between(at, low, high, color=styles[line]["color"], alpha=spec["band"])
-            _scale(axis, spec, found, observations)
+            _scale(axis, spec, found, panels[panel,] if spec.get("free") else observations)
             axis.set(**({"title": panel} if panel else {}), **spec.get("axes", {}))
-        legend_below(figure, max(axes, key=lambda axis: len(axis.get_lines())))
+        if len(curves) == 1 or max(map(len, curves.values())) > 1:  # else the panels' titles say enough
+            legend_below(figure, max(axes, key=lambda axis: len(axis.get_lines())))
     return figure
 
 
