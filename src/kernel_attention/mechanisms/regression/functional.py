@@ -113,10 +113,9 @@ def block_size(length: int, size: int | None) -> int:
 
 # W_{b+1} = T_b W_b + X_b from W_0 = 0, one step after another or, on accelerators, in groups of steps.
 #
-# A step of p x p matrices keeps an accelerator busy for less time than its launch takes. There the maps of a
-# group of steps are multiplied out, in all groups at once; the groups' ends follow by the same recursion, and
-# every state by one product from the start of its group. That is three times the operations, in launches that
-# grow with log n. No product of maps is longer than 1 where the maps are not.
+# A launch takes longer than such a step. So the maps of a group of steps are multiplied out, in all groups at
+# once; the groups' ends follow by the same recursion, and every state by one product from the start of its
+# group: three times the operations, in launches that grow with log n.
 
 _GROUP = 8
 

@@ -42,10 +42,6 @@ def pooled_launches(z: Tensor, factors: Sequence[int], beta: float, dropout_p: f
     return torch.cat([out.transpose(1, 2) for out in outs], dim=2)
 
 
-def _by_heads(z: Tensor) -> Tensor:
-    return z.permute(2, 0, 3, 1, 4)
-
-
 class _Parts(torch.autograd.Function):
     """Queries, keys and values of every group; of a pooled one ``with_open_block``'s, and the pooled values.
 
@@ -67,7 +63,7 @@ class _Parts(torch.autograd.Function):
             parts, _ = _parts(leaves[0], ctx.groups, ctx.beta)
             return *differentiable_gradients(parts, leaves, (True,), grads), None, None
         dz, left, saved = torch.empty_like(z), iter(grads), iter(kept)
-        planes = _by_heads(dz)
+        planes = dz.permute(2, 0, 3, 1, 4)
         for heads, factor in ctx.groups:
             own = planes[:, :, heads]
             if factor == 1:
@@ -83,7 +79,7 @@ class _Parts(torch.autograd.Function):
 def _parts(z: Tensor, groups: Groups, beta: float) -> tuple[list[Tensor], list[Tensor]]:
     """The outputs, and what the backward pass reads of every pooled group: queries, keys, shares."""
     parts, kept = [], []
-    q, *_ = planes = _by_heads(z)
+    q, *_ = planes = z.permute(2, 0, 3, 1, 4)
     if beta:
         q = _centred(planes, groups, beta)
     for heads, factor in groups:
@@ -107,7 +103,7 @@ def _pooling_shares(like: Tensor, factor: int) -> Tensor:
 
 
 def _pooled_back(out: Tensor, factor: int, grads: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
-    """The gradients of a pooled group's queries, keys and values, in ``out`` (3, B, heads, N, p)."""
+    """The gradients of a pooled group, in ``out`` (3, B, heads, N, p)."""
     (dq, *d_rows, d_open), (q, k, shares) = grads, kept
     length, size = q.shape[2:]
     slope = dq[..., size : size + 1]  # of the open block's logit
@@ -149,8 +145,8 @@ def _centred_back(planes: Tensor, groups: Groups, beta: float) -> None:
 
 
 def _shares(planes: Tensor, groups: Groups, beta: float) -> tuple[Tensor, ...]:
-    """Which rows of (h, N) have C_(bf - 1); which rows of (2, h, N), reversed, have the sums from the token
-    on and from the next block on; whether there is one; and the shares of both in the shift (2, h, N, 1).
+    """Rows of (h, N) with C_(bf - 1); rows of the reversed (2, h, N) with the sums from the token on and from
+    the next block on, and 1 where there is one; the shares of both in the shift, (2, h, N, 1).
     """
     heads, length = planes.size(2), planes.size(3)
     factors = [factor for heads_of, factor in groups for _ in range(heads_of.start, heads_of.stop)]
