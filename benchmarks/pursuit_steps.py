@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 
 import kernel_attention as ka
-from kernel_attention.atomic import write_text_atomically
+from kernel_attention.files import write_text_atomically
 from kernel_attention.functional import pursuit_threshold, softmax_attention
-from kernel_attention.tensors.shrinkage import shrink
+from kernel_attention.tensors.statistics import shrink
 from kernel_attention_lab.benchmarking.machine import describe_machine
 from kernel_attention_lab.runs.saved import load_run
 
