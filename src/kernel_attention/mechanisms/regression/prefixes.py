@@ -27,7 +27,7 @@ from kernel_attention.tensors.recompute import (
 from kernel_attention.tensors.statistics import smallest
 
 _GROUP = 64  # blocks whose decayed sums one product makes
-_BLOCKS = 32, 64, 128  # the least, the usual and the largest
+_SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 128  # rounding grows where a block has more tokens than features
 _FADING_BLOCK = 16  # rounding grows with gamma^-C
 
 
@@ -63,9 +63,7 @@ def prefix_ridge(
         size: C; None: as was measured to be fast.
     """
     if size is None:
-        least, usual, largest = _BLOCKS
-        width = phi_k.size(3)
-        size = min(max(2 * width, least), max(width, usual), largest)
+        size = min(max(phi_k.size(3), _SMALLEST_BLOCK), _LARGEST_BLOCK)
         size = size if forgetting is None else _FADING_BLOCK
     if not is_exporting():  # an exported program serves all lengths
         size = min(size, phi_k.size(2))
