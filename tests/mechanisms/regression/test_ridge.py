@@ -214,7 +214,10 @@ def test_keys_without_rank_have_finite_outputs_and_gradients_in_float32(kind, is
             share = (cosine(q) * cosine(k)).sum(dim=-1, keepdim=True)
             number = torch.arange(1, 2049)[:, None] if is_causal else 2048
             shrunk = number / (number + lam[0].detach())
-            assert (y - share * shrunk * wanted).abs().max() < 0.02
+            # Roundings of the sums, and of a solve whose matrix has this condition: lambda is raised.
+            eps, last = torch.finfo(torch.float32).eps, 2048
+            condition = last / max(lam[0].item(), 8 * eps * last)
+            assert (y - share * shrunk * wanted).abs().max() < eps * (last + condition)
 
 
 def test_what_a_layer_cannot_start_from_is_refused():
