@@ -116,7 +116,6 @@ def _pooled_back(out: Tensor, factor: int, grads: Sequence[Tensor], kept: Sequen
     pooled[1, :, :, :length] = d_open
     for part, rows in zip(pooled, d_rows, strict=True):
         completed(part, factor, length).add_(rows[:, :, 1:, :size])
-
     rows = pooled.view(-1, factor, size)
     rows = torch.bmm(shares.expand(rows.size(0), -1, -1), rows)
     out[1:] = rows.view_as(pooled)[..., :length, :]
