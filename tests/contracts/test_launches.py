@@ -32,6 +32,8 @@ BUDGETS = [
     ("primal_values", {"eta": 0.1}, CAUSAL, 39, 57),
     ("multilinear", {}, {}, 14, 23),
     ("multilinear", {"eta": 0.1}, {}, 35, 37),
+    ("multilinear", {"eta": 0.1, "variant": "learnable_diagonal"}, {}, 60, 102),
+    ("multilinear", {"eta": 0.1, "variant": "learnable"}, {}, 72, 109),
     ("batch_norm_scaled_heads", {}, {}, 23, 33),
     ("scaled_heads", {}, CAUSAL, 23, 42),
     ("batch_norm_scaled_heads", {}, CAUSAL, 27, 48),

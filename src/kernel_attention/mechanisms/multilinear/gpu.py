@@ -235,16 +235,14 @@ def _objective_back(
     by_energy, by_alignment, by_norm = _scales(order, heads, batch)
     solved, met, *others = kept
     # E = Tr(F^T G F P): dF = 2 G F P, dG = F P F^T, and with P = (S S^T)^-1 dS = -2 P (F^T G F) P S
-    by_alignment, slopes = by_energy / by_alignment, slope * by_alignment
-    d_factors = torch.add(terms.weights, met.view_as(terms.weights), alpha=2 * by_alignment).mul_(slopes)
+    ratio, slopes = by_energy / by_alignment, slope * by_alignment
+    d_factors = torch.add(terms.weights, met.view_as(terms.weights), alpha=2 * ratio).mul_(slopes)
     d_weights = terms.factors * slopes
     shared = solved.new_empty(order, heads, 1, size, size)
-    shared.flatten(0, 2).baddbmm_(solved, d_weights.flatten(0, 1).mT, beta=0, alpha=by_alignment)
+    shared.flatten(0, 2).baddbmm_(solved, d_weights.flatten(0, 1).mT, beta=0, alpha=ratio)
     d_unfolded = torch.empty_like(terms.unfolded)
     d_inverse = torch.bmm(solved.mT, met).mul_(slopes)
-    d_unfolded.flatten(0, 1).baddbmm_(
-        d_inverse, terms.unfolded.flatten(0, 1), beta=0, alpha=-2 * by_alignment
-    )
+    d_unfolded.flatten(0, 1).baddbmm_(d_inverse, terms.unfolded.flatten(0, 1), beta=0, alpha=-2 * ratio)
     d_grams = terms.features.new_zeros(heads, batch, order, size, order, size)
     blocks = d_grams.diagonal(dim1=2, dim2=4).permute(4, 0, 1, 2, 3)
     if others:

@@ -40,6 +40,7 @@ from kernel_attention.mechanisms.multilinear.gpu import (
     Terms,
     has_joint_modes,
     joint_factors,
+    mode_grams,
     multilinear_launches,
     objective_launches,
 )
@@ -240,7 +241,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         return y, self._with_penalty(core, value)
 
     def _has_few_launches(self, x: Tensor, is_causal: bool) -> bool:
-        is_ours = self.impl == AUTO and not is_causal and self.variant == "standard"
+        is_ours = self.impl == AUTO and not is_causal and self.variant != "data_dependent"
         is_ours = is_ours and self.sequence_group is None and has_joint_modes(self.feature_map)
         return is_ours and x.size(0) > 0 and is_plain(self.concat) and can_join(x, *self.mode_maps())
 
@@ -248,7 +249,11 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         self, x: Tensor, attention_mask: Tensor | None, wants_objective: bool
     ) -> tuple[Tensor, Objective | None]:
         core = self._core_in_use()
-        factors, unfolded = joint_factors(self.w, core)
+        unfolded = None
+        if self.compatibility is None:
+            factors, unfolded = joint_factors(self.w, core)
+        else:
+            factors = torch.stack(multilinear_factors(self.w.unbind(), core, self.compatibility))
         z = joint_linear(x, *self.mode_maps()).unflatten(-1, (self.order, self.num_heads, -1))
         heads, features = multilinear_launches(
             z, factors, (self.concat.weight, self.concat.bias), feature_map=self.feature_map,
@@ -257,8 +262,14 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         y = self.out_proj(heads)
         if not wants_objective:
             return y, None
-        terms = Terms(features, self.w, unfolded, factors)
-        value = objective_launches(terms, self._num_tokens(x, attention_mask))
+        num_tokens = self._num_tokens(x, attention_mask)
+        if unfolded is not None:
+            value = objective_launches(Terms(features, self.w, unfolded, factors), num_tokens)
+        else:
+            value = kmlsvd_objective(
+                mode_grams(features, self.order).unbind(), self.w.unbind(), core,
+                compatibility=self.compatibility, factors=factors.unbind(), num_tokens=num_tokens,
+            )  # fmt: skip
         return y, self._with_penalty(core, value)
 
     def _join(self, modes: Modes) -> Tensor:

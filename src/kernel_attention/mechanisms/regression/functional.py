@@ -186,8 +186,7 @@ def has_groups(maps: Tensor) -> bool:
 def _backwards(maps: Tensor) -> Tensor:
     """0, then the steps from the last one to the second."""
     count = maps.size(2)
-    order = ("backwards", count), maps, lambda: -torch.arange(count, device=maps.device) % count
-    return kept_constant(*order)
+    return kept_constant(("backwards", count), maps, lambda: -torch.arange(count, device=maps.device) % count)
 
 
 def by_groups(maps: Tensor, steps: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from kernel_attention.mechanisms.support_vector.functional import (
     EPSILON,
     support_vector_attention,
 )
+from kernel_attention.mechanisms.support_vector.gpu import pooled_launches
 from kernel_attention.mechanisms.support_vector.head_groups import (
     HeadGroup,
     checked_factors,
@@ -35,7 +36,6 @@ from kernel_attention.mechanisms.support_vector.head_groups import (
     project_groups,
 )
 from kernel_attention.mechanisms.support_vector.kernels import KernelSpec, attention_kernel
-from kernel_attention.mechanisms.support_vector.launches import pooled_launches
 from kernel_attention.mechanisms.support_vector.token_convolution import ConvWeights, token_convolution
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.convolution import last_rows
