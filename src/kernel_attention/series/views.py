@@ -2,7 +2,8 @@
 
 Sources: Dempster et al., "MiniRocket", KDD 2021, and Tan et al., "MultiRocket", DMKD 2022 (convolutions and
 first differences); Dempster et al., "Hydra", DMKD 2023 (competing kernels); Dempster et al., "QUANT",
-DMKD 2024 (quantiles of dyadic intervals); Barachant et al., "Multiclass brain-computer interface
+DMKD 2024 (quantiles of dyadic intervals); Guillaume et al., "Random Dilated Shapelet Transform", ICPRAI 2022
+(distances to pieces of training series); Barachant et al., "Multiclass brain-computer interface
 classification by Riemannian geometry", IEEE TBME 2012 (logarithms of covariances).
 
 Every view is a module whose buffers hold what it drew or took from the training series. All are
@@ -54,6 +55,10 @@ _SMALLEST_RESPONSE = 1e-9
 _COMPETING = 8  # kernels of a group
 _DECIDED = 10.0  # slope of a share in the distance of two responses, as a part of both
 _UNDECIDED = 1e-4  # response that is as good as none, in deviations of the training data
+_NEAREST = 0.05  # of the windows of training series are near a piece, or up to twice as many
+_SMALLEST_RADIUS = 1e-3  # squared, of nine steps
+_FLAT = 1e-4  # variance of a window, in variances of the training data
+_LARGEST = 1e9  # of a value, so that sums of its square are numbers
 _DURATIONS = 16  # radial functions of a logarithm of steps
 _SMALLEST_WIDTH = 1e-3
 _MOST_CORRELATED = 32  # channels whose covariances are read; beyond, their powers alone
@@ -189,11 +194,7 @@ class RandomConvolutions(Convolutions):
     def fit(self, series: Sequence[Tensor], generator: torch.Generator) -> None:
         """Draw the channels; set the thresholds to quantiles of training series."""
         sets, kernels, channels = self.channel_weights.shape
-        most = min(channels, _TAPS)
-        sizes = 2 ** (
-            torch.rand(sets, kernels, 1, generator=generator, dtype=torch.float32) * math.log2(most + 1)
-        )
-        self.channel_weights.copy_(_ranks(sets, kernels, channels, generator) < sizes.floor().clamp(1, most))
+        self.channel_weights.copy_(_random_channels(sets, kernels, channels, generator))
         places = torch.arange(1, self.thresholds.numel() + 1, dtype=torch.float64) * _GOLDEN_RATIO % 1
         places = places.reshape(self.thresholds.shape)
         for number in range(sets):
@@ -300,6 +301,77 @@ class Hydra(CompetingKernels):
         distance = (other - grouped) / self.unit(other.abs() + grouped.abs() + _UNDECIDED)
         share = self.ramp(distance.mul_(_DECIDED).add_(0.5)).mean(dim=-1)
         return self.root(torch.cat([response.flatten(1), share.flatten(1)], dim=1))
+
+
+class Shapelets(Convolutions):
+    """How near a series comes to pieces of training series, and at how many steps it is near.
+
+    A piece has nine steps of random channels, dilated. It is compared with the windows of a series as they
+    are, or each with its own mean and deviation removed. Near is a quantile of what training series give.
+
+    Args:
+        channels: c.
+        length: N.
+        num_pieces: of all dilations, about.
+    """
+
+    pieces: Tensor
+    channel_weights: Tensor
+    radii: Tensor
+    ramp: Callable[[Tensor], Tensor]
+
+    def __init__(self, channels: int, length: int, num_pieces: int) -> None:
+        super().__init__(length, representations=2)
+        self.ramp = _ramp
+        shape = (self.sets, max(num_pieces // self.sets, 1), channels, _TAPS)
+        self.register_buffer("pieces", torch.zeros(shape, dtype=torch.float32))
+        self.register_buffer("channel_weights", torch.zeros(shape[:3], dtype=torch.float32))
+        self.register_buffer("radii", torch.ones(shape[:2], dtype=torch.float32))
+        self.num_features = 2 * shape[0] * shape[1]
+
+    def fit(self, series: Sequence[Tensor], generator: torch.Generator) -> None:
+        """Draw the pieces and their channels; set the radii to quantiles of training series."""
+        sets, count, channels, _ = self.pieces.shape
+        self.channel_weights.copy_(_random_channels(sets, count, channels, generator))
+        sources = [case[None] for batch in series for case in batch]
+        for number in range(sets):
+            drawn = torch.rand(3, count, generator=generator, dtype=torch.float32)
+            for place, (case, start) in enumerate(drawn[:2].mT.tolist()):
+                windows = self.windows(sources[int(case * len(sources))], number)[0]
+                self.pieces[number, place] = windows[int(start * len(windows))]
+            self.pieces[number] *= self.channel_weights[number][..., None]
+            self.radii[number] = 1.0
+            found = torch.cat([self.convolved(x, number).transpose(0, 1).flatten(1) for x in series], dim=1)
+            found = sorted_rows(found[:, :: -(-found.size(1) // _FITTED_STEPS)])
+            chosen = (_NEAREST * (1 + drawn[2]) * (found.size(1) - 1)).round().long()
+            self.radii[number] = found.gather(1, chosen[:, None])[:, 0].clamp_min(_SMALLEST_RADIUS)
+
+    def windows(self, x: Tensor, number: int) -> Tensor:
+        """Nine dilated steps from every step on that they fit behind: (B, c, n) -> (B, W, c, 9)."""
+        kind, place = divmod(number, len(self.dilations))
+        dilation = self.dilations[place]
+        missing = dilation * (_TAPS - 1) + 1 - x.size(-1)
+        x = F.pad(x.clamp(-_LARGEST, _LARGEST), (0, max(missing, 0)), mode="replicate")
+        windows = x.unfold(-1, dilation * (_TAPS - 1) + 1, 1)[..., ::dilation].transpose(1, 2)
+        if not kind:
+            return windows
+        variance, mean = torch.var_mean(windows, dim=-1, correction=0, keepdim=True)
+        return (windows - mean) / (variance + _FLAT).sqrt()
+
+    def convolved(self, x: Tensor, number: int) -> Tensor:
+        """Squared distances of pieces and windows, in squared radii: (B, c, n) -> (B, K, W)."""
+        windows, pieces = self.windows(x, number), self.pieces[number].to(x)
+        # |w - p|^2 = |w|^2 + |p|^2 - 2 w p, of the channels of p, as one product
+        left = torch.cat([windows.flatten(2), windows.square().sum(dim=-1)], dim=-1)
+        right = torch.cat([-2 * pieces.flatten(1), self.channel_weights[number].to(x)], dim=-1)
+        radii = self.radii[number].to(x)
+        distances = left @ (right / radii[:, None]).mT + pieces.square().sum(dim=(1, 2)) / radii
+        return distances.mT
+
+    def read(self, y: Tensor, number: int) -> Tensor:
+        """exp(-d^2) of the nearest window, and the share of near ones: (B, K, W) -> (B, 2 K)."""
+        nearest = (-y.amin(dim=-1).clamp_min(0)).exp()
+        return torch.cat([nearest, self.ramp(2.5 - 2 * y).mean(dim=-1)], dim=1)
 
 
 class SeriesDuration(View):
@@ -522,6 +594,14 @@ def _ranks(sets: int, rows: int, channels: int, generator: torch.Generator) -> T
     """A random order of the channels for every row, (sets, rows, c)."""
     drawn = torch.rand(sets, rows, channels, generator=generator, dtype=torch.float32)
     return drawn.argsort(-1).argsort(-1)
+
+
+def _random_channels(sets: int, rows: int, channels: int, generator: torch.Generator) -> Tensor:
+    """Which channels every row reads, (sets, rows, c): few more often than many, nine at most."""
+    most = min(channels, _TAPS)
+    drawn = torch.rand(sets, rows, 1, generator=generator, dtype=torch.float32)
+    sizes = (2 ** (drawn * math.log2(most + 1))).floor().clamp(1, most)
+    return _ranks(sets, rows, channels, generator) < sizes
 
 
 def _kernels() -> Tensor:
