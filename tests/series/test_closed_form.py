@@ -88,13 +88,30 @@ def test_a_fit_predicts_new_cases_and_its_weights_name_the_views():
     assert (fit.module.predict(other.sequences).argmax(dim=1).numpy() == other.targets).mean() > 0.85
 
 
-def test_the_output_is_a_linear_map_of_the_features():
+def test_the_output_is_a_linear_map_of_features_that_are_bounded_by_a_ball():
     split = split_of(n=9)
     fit = fit_closed_form(split, 2, 41, views=("spectrum",))
     module = fit.module
     features = module.rows("spectrum", split.sequences)
-    outputs = (features - module.spectrum_mean) @ module.spectrum_weight + module.intercept
+    centred = (features - module.spectrum_mean) * module.spectrum_factor
+    lengths = centred.norm(dim=1)
+    torch.testing.assert_close(lengths.square().mean(), torch.tensor(1.0))
+    assert lengths.min() < 1 < lengths.max()
+    bounded = torch.where(lengths[:, None] > 1, centred / lengths[:, None], centred)
+    outputs = bounded @ module.spectrum_weight + module.intercept
     torch.testing.assert_close(module.predict(split.sequences), outputs)
+
+
+@pytest.mark.parametrize("scale", [1e2, 1e8, 1e30])
+def test_no_series_gets_more_from_a_view_than_the_length_of_its_weights(scale):
+    split = split_of(n=40)
+    module = fit_closed_form(split, 2, 41).module
+    most = sum(getattr(module, f"{name}_weight").norm(dim=0) for name in module.views)
+    strange = np.full((41, 3), scale, np.float32)
+    strange[::7] *= -1
+    outputs = module.predict([strange, np.zeros_like(strange)])
+    assert ((outputs - module.intercept).abs() <= 1.001 * most).all()
+    assert len(outputs.unique()) == 4  # none was replaced as no number
 
 
 def test_beyond_the_landmarks_the_fit_is_nearly_the_exact_one(monkeypatch):
@@ -104,7 +121,7 @@ def test_beyond_the_landmarks_the_fit_is_nearly_the_exact_one(monkeypatch):
     assert (outputs.argmax(dim=1).numpy() == other.targets).mean() > 0.85
 
 
-@pytest.mark.parametrize("name", [*VIEWS_OF_LENGTHS, "competing"])
+@pytest.mark.parametrize("name", [*VIEWS_OF_LENGTHS, "competing", "shapes"])
 @pytest.mark.parametrize(("channels", "steps"), [(1, 1), (1, 2), (2, 7), (5, 83), (40, 11)])
 def test_a_view_gives_finite_features_for_any_form_of_series(name, channels, steps):
     view = make_view(name, channels, steps)
@@ -143,6 +160,46 @@ def test_hydra_counts_the_steps_at_which_a_kernel_responds_least():
     least = responses.unflatten(1, (8, 8)).argmin(dim=2)
     expected = torch.nn.functional.one_hot(least, 8).float().mean(dim=2).flatten(1)
     torch.testing.assert_close(share.square(), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("steps", [5, 40])
+@pytest.mark.parametrize("number", [0, 1, 4, 5])  # sets: as they are, then normalised, of dilations 1, 2, 4, 8
+def test_a_distance_of_a_shapelet_is_that_of_its_steps_one_by_one(number, steps):
+    view = make_view("shapelets", 3, 90)
+    view.fit([torch.randn(6, 3, 90)], torch.Generator().manual_seed(0))
+    x = torch.randn(2, 3, steps)
+    found = view.convolved(x.double(), number)
+    dilation = (1, 2, 4, 8)[number % 4]
+    if steps < 8 * dilation + 1:  # the last step goes on
+        x = torch.cat([x, x[..., -1:].expand(-1, -1, 8 * dilation + 1 - steps)], dim=-1)
+    assert found.shape == (2, len(view.pieces[number]), x.size(-1) - 8 * dilation)
+    for piece in (0, 17):
+        for start in (0, found.size(-1) - 1):
+            total = 0.0
+            for channel in range(3):
+                window = x[1, channel, start : start + 8 * dilation + 1 : dilation].double()
+                if number >= 4:
+                    window = (window - window.mean()) / (window.var(correction=0) + 1e-4).sqrt()
+                if view.channel_weights[number, piece, channel]:
+                    total += (window - view.pieces[number, piece, channel]).square().sum()
+            radius = view.radii[number, piece]
+            torch.testing.assert_close(found[1, piece, start], total / radius, atol=1e-6, rtol=1e-6)
+
+
+def test_a_shapelet_is_found_wherever_it_is_and_however_often():
+    piece = torch.tensor([0.0, 2, -1, 3, 1, -2, 2, 0, -3])
+    view = make_view("shapelets", 1, 60)
+    view.fit([torch.randn(9, 1, 60)], torch.Generator().manual_seed(0))
+    view.pieces[0, 0, 0], view.radii[0, 0] = piece, 0.5
+    nearest, shares = [], []
+    for starts in ((), (3,), (40,), (3, 40)):
+        x = torch.zeros(1, 1, 60)
+        for start in starts:
+            x[..., start : start + 9] = piece
+        near, share = view.read(view.convolved(x, 0), 0).chunk(2, dim=1)
+        nearest.append(round(float(near[0, 0]), 5))
+        shares.append(round(float(share[0, 0]) * 52))  # windows
+    assert (nearest, shares) == ([0.0, 1.0, 1.0, 1.0], [0, 1, 1, 2])
 
 
 def test_the_duration_tells_lengths_apart():
@@ -191,7 +248,7 @@ def test_a_module_of_an_earlier_release_stretches_its_series():
     x = torch.randn(5, 29, 3)
     stretched = torch.nn.functional.interpolate(x.mT, size=41, mode="linear", align_corners=True)
     assert torch.equal(module.resampled(x), stretched)
-    assert module.options == options | {"sizes": {}, "rate": None}
+    assert module.options == options | {"sizes": {}, "rate": None, "bounded": False}
 
 
 def test_two_cases_a_class_are_enough():

@@ -112,6 +112,7 @@ ELASTIC = ("elastic", "shapes")
 
 _STRETCHED = "stretched_"
 _CELLS_AT_ONCE = 2**19  # of 84 convolved series: they stay near the processor
+_LARGEST_VALUE = 1e9  # of a series, in deviations of the training data: sums of its square are numbers
 _LARGEST_FEATURE = 1e18
 
 
@@ -169,7 +170,8 @@ class ClosedForm(nn.Module):
 
     def resampled(self, x: Tensor) -> Tensor:
         """Series (B, n_i, c), standardised and of ``steps``, (B, c, n); float32 unless x is float64."""
-        scaled = ((x.double() - self.input_mean) / self.input_std).to(x.dtype).mT
+        scaled = ((x.double() - self.input_mean) / self.input_std).clamp(-_LARGEST_VALUE, _LARGEST_VALUE)
+        scaled = scaled.to(x.dtype).mT
         return resampled(scaled, self.steps(scaled.size(-1)))
 
     def features(self, name: str, series: Tensor) -> Tensor:

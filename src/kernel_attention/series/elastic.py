@@ -20,7 +20,6 @@ from kernel_attention.series.views import View, resampled
 MOST_REFERENCES = 256
 _COMPARED = 96  # steps, to which series are resampled
 _BAND = 0.1  # of these steps, by which two series may be shifted
-_LARGEST = 1e15  # of a value, so that sums of its square are numbers
 _FEW_CHANNELS = 20  # whose differences are faster than a product
 _CASES_AT_ONCE = 4
 _SMALLEST = 1e-6  # of the largest eigenvalue, and a variance in that of the training data
@@ -79,7 +78,7 @@ class ElasticKernel(View):
         """(B, c, n) -> (B, c, L)."""
         x = resampled(x, self.steps)
         if not self.shapes:
-            return x.clamp(-_LARGEST, _LARGEST)
+            return x
         variance, mean = torch.var_mean(x, dim=-1, correction=0, keepdim=True)
         return (x - mean) / (variance + _SMALLEST).sqrt()
 

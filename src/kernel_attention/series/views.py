@@ -58,7 +58,6 @@ _UNDECIDED = 1e-4  # response that is as good as none, in deviations of the trai
 _NEAREST = 0.05  # of the windows of training series are near a piece, or up to twice as many
 _SMALLEST_RADIUS = 1e-3  # squared, of nine steps
 _FLAT = 1e-4  # variance of a window, in variances of the training data
-_LARGEST = 1e9  # of a value, so that sums of its square are numbers
 _DURATIONS = 16  # radial functions of a logarithm of steps
 _SMALLEST_WIDTH = 1e-3
 _MOST_CORRELATED = 32  # channels whose covariances are read; beyond, their powers alone
@@ -351,7 +350,7 @@ class Shapelets(Convolutions):
         kind, place = divmod(number, len(self.dilations))
         dilation = self.dilations[place]
         missing = dilation * (_TAPS - 1) + 1 - x.size(-1)
-        x = F.pad(x.clamp(-_LARGEST, _LARGEST), (0, max(missing, 0)), mode="replicate")
+        x = F.pad(x, (0, max(missing, 0)), mode="replicate")
         windows = x.unfold(-1, dilation * (_TAPS - 1) + 1, 1)[..., ::dilation].transpose(1, 2)
         if not kind:
             return windows
