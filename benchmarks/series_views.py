@@ -1,10 +1,12 @@
 """The views of ``AttentionClassifier``'s closed form: what each is worth, and what a fit takes.
 
     python benchmarks/series_views.py views --data-root UEA --output results/series/views.jsonl
+    python benchmarks/series_views.py folds --data-root UEA --name now --output results/series/folds.jsonl
     python benchmarks/series_views.py scale --output results/series/scale.jsonl
 
-``views`` reads training splits alone. A record has the leave-one-out accuracy and log-loss of the stack of
-all machines, of one machine alone, or of the stack without a machine. ``scale`` fits and asks the whole
+``views`` and ``folds`` read training splits alone. A record of ``views`` has the leave-one-out accuracy and
+log-loss of the stack of all machines, of one machine alone, or of the stack without a machine; one of
+``folds`` those of the closed form for a held-out part. ``scale`` fits and asks the whole
 classifier, default arguments, on noise of growing numbers of cases, steps and channels, one process each, and
 reports seconds of one thread's processor time and the peak of the process's memory beyond that before.
 """
@@ -26,7 +28,7 @@ from series_classifiers import figures, read_split
 
 from kernel_attention.estimators import AttentionClassifier
 from kernel_attention.series import SequenceSplit
-from kernel_attention.series.closed_form import VIEWS_OF_LENGTHS
+from kernel_attention.series.closed_form import VIEWS_OF_LENGTHS, fit_temperature
 from kernel_attention.series.machines import fit_closed_form
 from kernel_attention.solvers.stacking import fit_weights
 
@@ -64,6 +66,33 @@ def views(options: argparse.Namespace) -> list[dict[str, Any]]:
             records.append({"dataset": name, "classifier": stack, "number": 0, **figured})
         print(name, {view: round(weight, 2) for view, weight in found.weights.items()}, flush=True)
     return records
+
+
+def folds(options: argparse.Namespace) -> None:
+    """Write the record of every fold of every set."""
+    from sklearn.model_selection import StratifiedKFold
+
+    torch.set_num_threads(1)
+    for name in options.sets:
+        train = read_split(name, "train", options)
+        classes, targets = np.unique(train.y, return_inverse=True)
+        cases = [np.ascontiguousarray(case.T) for case in train.X]
+        count = min(options.folds, int(np.bincount(targets).max()))
+        parts = StratifiedKFold(count, shuffle=True, random_state=options.seed).split(targets, targets)
+        for number, (kept, held_out) in enumerate(parts):
+            split = SequenceSplit([cases[place] for place in kept], targets[kept].astype(np.int64))
+            started = time.process_time()
+            seed, most = options.seed + number, max(map(len, split.sequences))
+            found = fit_closed_form(split, len(classes), most, seed=seed)
+            seconds = round(time.process_time() - started, 2)
+            logits = found.module.predict([cases[place] for place in held_out]).double()
+            logits = logits / fit_temperature(found.left_out, torch.from_numpy(split.targets))
+            figured = figures(logits.softmax(dim=-1).numpy(), np.arange(len(classes)), targets[held_out])
+            record = {"dataset": name, "classifier": options.name, "number": number, **figured}
+            record |= {"test_cases": len(held_out), "fit_seconds": seconds}
+            with options.output.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+            print(record, flush=True)
 
 
 def scale(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -111,16 +140,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("views", "scale", "one"))
+    parser.add_argument("what", choices=("views", "folds", "scale", "one"))
     parser.add_argument("--output", type=Path, help="file of records, one JSON object a line")
     parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--most-cases", type=int, default=1000)
+    parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0, help="of the folds and, with their number, of a fit")
+    parser.add_argument("--name", default="closed form", help="of the classifier in the records of ``folds``")
     parser.add_argument("--size", nargs=3, type=int, help="cases, steps and channels of ``one``")
     parser.add_argument("--most", type=int, default=10_000, help="largest number of ``scale``")
     parser.add_argument("--data-root", help="folder of the archive's zip files")
     options = parser.parse_args()
-    records = {"views": views, "scale": scale, "one": one}[options.what](options)
-    if options.output and options.what != "scale":
+    records = {"views": views, "folds": folds, "scale": scale, "one": one}[options.what](options)
+    if options.output and options.what == "views":
         options.output.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 

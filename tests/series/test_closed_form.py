@@ -163,7 +163,7 @@ def test_hydra_counts_the_steps_at_which_a_kernel_responds_least():
 
 
 @pytest.mark.parametrize("steps", [5, 40])
-@pytest.mark.parametrize("number", [0, 1, 4, 5])  # sets: as they are, then normalised, of dilations 1, 2, 4, 8
+@pytest.mark.parametrize("number", [0, 1, 4, 5])  # as they are and normalised, of dilations 1, 2, 4, 8
 def test_a_distance_of_a_shapelet_is_that_of_its_steps_one_by_one(number, steps):
     view = make_view("shapelets", 3, 90)
     view.fit([torch.randn(6, 3, 90)], torch.Generator().manual_seed(0))

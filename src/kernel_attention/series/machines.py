@@ -72,10 +72,10 @@ def fit_closed_form(
 ) -> ClosedFormFit:
     """Fit a least-squares SVM on every view and one on all of them, and stack them.
 
-    A kernel is the linear one of standardised and bounded features. The penalty of a machine is the one with the smallest
-    squared error of left-out cases. The machines' weights are those of ``fit_weights`` for their predictions
-    for left-out cases. Beyond 1,024 cases, a random choice of so many are the
-    landmarks of Nystrom's features, so that time and memory grow linearly with n.
+    A kernel is the linear one of standardised and bounded features. The penalty of a machine is the one with
+    the smallest squared error of left-out cases. The machines' weights are those of ``fit_weights`` for their
+    predictions for left-out cases. Beyond 1,024 cases, a random choice of so many are the landmarks of
+    Nystrom's features, so that time and memory grow linearly with n.
 
     Args:
         split: the training cases. Where their lengths differ, the views read each at its own pace.
