@@ -101,19 +101,21 @@ class RocketStem(nn.Module):
         count = torch.exp2(largest * torch.rand(self.channels.shape[:2])).floor()[..., None]
         rank = torch.rand(self.channels.shape).argsort(dim=-1).argsort(dim=-1)
         self.channels.copy_((rank < count) / count.sqrt())
-        kernels = _kernels()
+        kernels = rocket_kernels()
         self.taps.copy_(kernels)
         deviation = kernels.norm(dim=1)
-        quantiles = torch.special.ndtri(_quantiles(self.thresholds.shape[1:]))
+        quantiles = torch.special.ndtri(even_quantiles(self.thresholds.shape[1:]))
         self.thresholds.copy_(deviation[:, None] * quantiles)
         self.slopes.copy_(1 / (_SOFTNESS * deviation))
-        self.mean.copy_(1 - _quantiles(self.thresholds.shape[1:]).mT.flatten().repeat(len(self.dilations)))
+        self.mean.copy_(
+            1 - even_quantiles(self.thresholds.shape[1:]).mT.flatten().repeat(len(self.dilations))
+        )
         self.deviation.fill_(1.0)
 
     @torch.no_grad()
     def fit(self, x: Tensor, attention_mask: Tensor | None = None) -> None:
         """Set thresholds to quantiles over these series (B, N, c), and standardise the features by them."""
-        quantiles = _quantiles(self.thresholds.shape[1:]).to(x)
+        quantiles = even_quantiles(self.thresholds.shape[1:]).to(x)
         for index in range(len(self.dilations)):
             y = self._convolved(x, index).mT
             y = y.flatten(0, 1) if attention_mask is None else y[attention_mask]
@@ -170,15 +172,15 @@ def _ramp(distance: Tensor) -> Tensor:
     return distance.clamp_(0, 1)
 
 
-def _kernels() -> Tensor:
-    """All ways to place three taps of 2 among nine of -1, (K, 9)."""
-    kernels = torch.full((NUM_KERNELS, KERNEL_SIZE), -1.0)
+def rocket_kernels() -> Tensor:
+    """All ways to place three taps of 2 among nine of -1, (84, 9)."""
+    kernels = torch.full((NUM_KERNELS, KERNEL_SIZE), -1.0, dtype=torch.float32)
     for row, places in enumerate(itertools.combinations(range(KERNEL_SIZE), 3)):
         kernels[row, list(places)] = 2.0
     return kernels
 
 
-def _quantiles(shape: torch.Size) -> Tensor:
-    """Numbers in (0, 1) that fill it evenly in every row of (K, Q): multiples of the golden ratio."""
+def even_quantiles(shape: torch.Size) -> Tensor:
+    """Numbers in (0, 1) that fill it evenly, in their order: multiples of the golden ratio, float64."""
     multiples = torch.arange(1, shape.numel() + 1, dtype=torch.float64) * _GOLDEN_RATIO
     return (multiples % 1).reshape(shape)

@@ -192,9 +192,8 @@ class ClosedForm(nn.Module):
         """The arguments that make a module of this form."""
         channels, outputs = len(self.input_mean), len(self.intercept)
         options = {"in_features": channels, "num_outputs": outputs, "length": self.length}
-        sizes = getattr(self, "sizes", {})
-        options |= {"views": list(self.views), "sizes": sizes, "rate": self.rate}
-        return options | {"bounded": self.bounded}
+        views = {"views": list(self.views), "sizes": getattr(self, "sizes", {})}
+        return options | views | {"rate": self.rate, "bounded": self.bounded}
 
     def view(self, name: str) -> View:
         """The view of this name."""

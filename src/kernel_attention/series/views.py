@@ -28,6 +28,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from kernel_attention.models.rocket_stem import KERNEL_SIZE, NUM_KERNELS, even_quantiles, rocket_kernels
+
 
 def sorted_rows(values: Tensor) -> Tensor:
     """The values of every row, the last dimension, in order: (..., N) -> (..., N).
@@ -43,9 +45,6 @@ def sorted_rows(values: Tensor) -> Tensor:
     return torch.from_numpy(np.sort(values.numpy(), axis=-1))
 
 
-_TAPS = 9
-_KERNELS = math.comb(_TAPS, 3)
-_GOLDEN_RATIO = (5**0.5 + 1) / 2
 _STEEPNESS = 100.0  # slope of a threshold, in deviations of what it divides
 _MOST_DILATIONS = 8
 _REPRESENTATIONS = 4
@@ -83,7 +82,7 @@ class View(nn.Module):
 
 def _dilations(length: int, octave: int) -> list[int]:
     """Powers of 2^(1/octave), with which nine taps span at most the series; at least [1]."""
-    largest = int(math.log2(max((length - 1) / (_TAPS - 1), 1)))
+    largest = int(math.log2(max((length - 1) / (KERNEL_SIZE - 1), 1)))
     found = {int(2 ** (exponent / octave)) for exponent in range(octave * largest + 1)}
     return sorted(found)[-_MOST_DILATIONS * octave :]
 
@@ -129,7 +128,7 @@ class Convolutions(View):
         if kind % 2:
             x = F.pad(x.diff(dim=-1), (1, 0))
         dilation = self.dilations[place]
-        padding = dilation * (_TAPS // 2)
+        padding = dilation * (KERNEL_SIZE // 2)
         return F.conv1d(x, self.weights_of(number).to(x), padding=padding, dilation=dilation)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -173,7 +172,7 @@ class RandomConvolutions(Convolutions):
         length: int,
         num_thresholds: int,
         segments: int = 1,
-        num_kernels: int = _KERNELS,
+        num_kernels: int = NUM_KERNELS,
         *,
         representations: int = _REPRESENTATIONS,
         octave: int = 1,
@@ -182,8 +181,8 @@ class RandomConvolutions(Convolutions):
         segments = min(segments, length)
         self.edges = [round(place * length / segments) for place in range(segments + 1)]
         self.ramp = _ramp
-        chosen = torch.linspace(0, _KERNELS - 1, num_kernels, dtype=torch.float64).round().long()
-        self.register_buffer("taps", _kernels()[chosen], persistent=False)
+        chosen = torch.linspace(0, NUM_KERNELS - 1, num_kernels, dtype=torch.float64).round().long()
+        self.register_buffer("taps", rocket_kernels()[chosen], persistent=False)
         shape = (self.sets, len(self.taps), max(num_thresholds // (self.sets * len(self.taps)), 1))
         self.register_buffer("channel_weights", torch.zeros(*shape[:2], channels, dtype=torch.float32))
         self.register_buffer("thresholds", torch.zeros(shape, dtype=torch.float32))
@@ -194,8 +193,7 @@ class RandomConvolutions(Convolutions):
         """Draw the channels; set the thresholds to quantiles of training series."""
         sets, kernels, channels = self.channel_weights.shape
         self.channel_weights.copy_(_random_channels(sets, kernels, channels, generator))
-        places = torch.arange(1, self.thresholds.numel() + 1, dtype=torch.float64) * _GOLDEN_RATIO % 1
-        places = places.reshape(self.thresholds.shape)
+        places = even_quantiles(self.thresholds.shape)
         for number in range(sets):
             parts = [self.convolved(x, number).transpose(0, 1).flatten(1) for x in series]
             values = torch.cat(parts, dim=1)
@@ -238,7 +236,7 @@ class CompetingKernels(Convolutions):
     def __init__(self, channels: int, length: int, groups: int = 8) -> None:
         super().__init__(length)
         self.groups = groups
-        shape = (self.sets, groups * _COMPETING, channels, _TAPS)
+        shape = (self.sets, groups * _COMPETING, channels, KERNEL_SIZE)
         self.register_buffer("kernels", torch.zeros(shape, dtype=torch.float32))
         self.num_features = 2 * shape[0] * shape[1]
 
@@ -322,7 +320,7 @@ class Shapelets(Convolutions):
     def __init__(self, channels: int, length: int, num_pieces: int) -> None:
         super().__init__(length, representations=2)
         self.ramp = _ramp
-        shape = (self.sets, max(num_pieces // self.sets, 1), channels, _TAPS)
+        shape = (self.sets, max(num_pieces // self.sets, 1), channels, KERNEL_SIZE)
         self.register_buffer("pieces", torch.zeros(shape, dtype=torch.float32))
         self.register_buffer("channel_weights", torch.zeros(shape[:3], dtype=torch.float32))
         self.register_buffer("radii", torch.ones(shape[:2], dtype=torch.float32))
@@ -349,9 +347,9 @@ class Shapelets(Convolutions):
         """Nine dilated steps from every step on that they fit behind: (B, c, n) -> (B, W, c, 9)."""
         kind, place = divmod(number, len(self.dilations))
         dilation = self.dilations[place]
-        missing = dilation * (_TAPS - 1) + 1 - x.size(-1)
+        missing = dilation * (KERNEL_SIZE - 1) + 1 - x.size(-1)
         x = F.pad(x, (0, max(missing, 0)), mode="replicate")
-        windows = x.unfold(-1, dilation * (_TAPS - 1) + 1, 1)[..., ::dilation].transpose(1, 2)
+        windows = x.unfold(-1, dilation * (KERNEL_SIZE - 1) + 1, 1)[..., ::dilation].transpose(1, 2)
         if not kind:
             return windows
         variance, mean = torch.var_mean(windows, dim=-1, correction=0, keepdim=True)
@@ -597,15 +595,7 @@ def _ranks(sets: int, rows: int, channels: int, generator: torch.Generator) -> T
 
 def _random_channels(sets: int, rows: int, channels: int, generator: torch.Generator) -> Tensor:
     """Which channels every row reads, (sets, rows, c): few more often than many, nine at most."""
-    most = min(channels, _TAPS)
+    most = min(channels, KERNEL_SIZE)
     drawn = torch.rand(sets, rows, 1, generator=generator, dtype=torch.float32)
     sizes = (2 ** (drawn * math.log2(most + 1))).floor().clamp(1, most)
     return _ranks(sets, rows, channels, generator) < sizes
-
-
-def _kernels() -> Tensor:
-    """All ways to place three taps of 2 among nine of -1, (84, 9)."""
-    kernels = torch.full((_KERNELS, _TAPS), -1.0, dtype=torch.float32)
-    for row, places in enumerate(itertools.combinations(range(_TAPS), 3)):
-        kernels[row, list(places)] = 2.0
-    return kernels
