@@ -1,6 +1,12 @@
-"""The error for bad input, reported in one line, and checks of arguments and files that raise it."""
+"""The error for bad input, reported in one line, checks of arguments and files that raise it, and notes.
+
+Notes are remarks that are not errors, written to the logger ``kernel_attention``. Python shows them on
+standard error unless logging is configured otherwise.
+"""
 
 import difflib
+import functools
+import logging
 import math
 import re
 import stat
@@ -115,3 +121,14 @@ def missing_package(error: ModuleNotFoundError, what: str, extra: str | None = N
         return None
     extra = extra or _EXTRAS[package]
     return f"{what} needs {package}, which is not installed: pip install 'kernel-attention[{extra}]'"
+
+
+def note(sentence: str) -> None:
+    """Write a note of one sentence."""
+    logging.getLogger("kernel_attention").warning(sentence)
+
+
+@functools.cache
+def note_once(sentence: str) -> None:
+    """Write a note the first time in this process."""
+    note(sentence)

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import kernel_attention as ka
+from kernel_attention import limits
 from kernel_attention.estimators import ensemble
-from kernel_attention.series import deadline, members, rocket_features, task
+from kernel_attention.series import members, rocket_features, task
 
 VALUES_A_SECOND = 1e7
 
@@ -25,7 +26,7 @@ def clock(monkeypatch):
         return values
 
     monkeypatch.setattr(torch.nn.functional, "conv1d", counted)
-    for module in (deadline, members, rocket_features, task):
+    for module in (limits, members, rocket_features, task):
         monkeypatch.setattr(module, "now", lambda: seconds[0])
     return seconds
 

@@ -12,11 +12,11 @@ import torch
 from torch.nn import functional as F
 
 from kernel_attention.errors import InputError
+from kernel_attention.limits import Deadline
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.series import SequenceSplit, make_loader
 from kernel_attention.series.augmentation import mix_series
 from kernel_attention.series.closed_form import fit_temperature
-from kernel_attention.series.deadline import Deadline
 from kernel_attention.series.members import (
     automatic_batch_size,
     automatic_epochs,

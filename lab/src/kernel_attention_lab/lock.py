@@ -12,8 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from kernel_attention.errors import InputError
-from kernel_attention.notes import note
+from kernel_attention.errors import InputError, note
 
 LOCK_NAME = ".lock"
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from runs.small_runs import write_recipe
 
-from kernel_attention.notes import note_once
+from kernel_attention.errors import note_once
 from kernel_attention_lab.runs import list_recipes, read_recipe
 from kernel_attention_lab.tasks import make_recipe
 

@@ -12,7 +12,7 @@ from kernel_attention.core.capabilities import GivenHeads, StepByStep
 from kernel_attention.core.engine import REFERENCE, LayerPlan
 from kernel_attention.core.parameters import reset_submodules
 from kernel_attention.errors import InputError, require_positive
-from kernel_attention.memory_limit import require_parameters
+from kernel_attention.limits import require_parameters
 from kernel_attention.tensors.packing import PackedSequences, pack_sequences
 
 

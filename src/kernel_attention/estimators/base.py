@@ -21,6 +21,7 @@ from kernel_attention.estimators.files import load_estimator, save_estimator
 from kernel_attention.estimators.importance import integrated_gradients
 from kernel_attention.estimators.parameters import Callback, member_seeds, refused_in_one_line, threads
 from kernel_attention.fields import plain
+from kernel_attention.limits import Deadline
 from kernel_attention.mechanisms import AttentionFactory, AttentionSpec
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.sequence import Positions
@@ -29,7 +30,6 @@ from kernel_attention.models.series_stem import Stem, View
 from kernel_attention.series import SequenceSplit, Standardizer, as_sequences
 from kernel_attention.series.augmentation import AugmentationName
 from kernel_attention.series.closed_form import ClosedForm
-from kernel_attention.series.deadline import Deadline
 from kernel_attention.series.machines import ClosedFormFit, fit_closed_form
 from kernel_attention.series.outputs import model_scale, require_in_range
 from kernel_attention.series.sequences import channel_names

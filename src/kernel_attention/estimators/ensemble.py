@@ -11,14 +11,14 @@ import torch
 from sklearn.base import is_regressor
 from torch import Tensor
 
+from kernel_attention.errors import note_once
 from kernel_attention.estimators.parameters import Callback, callback_list, derived_seed, member_settings
 from kernel_attention.fields import checked, plain
+from kernel_attention.limits import Deadline
 from kernel_attention.mechanisms import dropped_objective
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.rocket_stem import RocketStem, cases_at_once
-from kernel_attention.notes import note_once
 from kernel_attention.series import SequenceSplit, stratified_split, windows_of
-from kernel_attention.series.deadline import Deadline
 from kernel_attention.series.members import Member, seconds_of_case, train_member
 from kernel_attention.series.outputs import predict_outputs
 from kernel_attention.series.rocket_features import FITTED_CASES

@@ -17,7 +17,7 @@ from kernel_attention.core.parameters import Device
 from kernel_attention.core.penalized import PenalizedModule
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import InputError, require_positive, require_probability, require_weight, unknown
-from kernel_attention.memory_limit import require_parameters
+from kernel_attention.limits import require_parameters
 from kernel_attention.tensors.convolution import convolve_grid, convolve_sequence, last_rows
 from kernel_attention.tensors.dropout import Dropout
 from kernel_attention.tensors.packing import PackedSequences, pack_sequences

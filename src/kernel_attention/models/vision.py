@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from kernel_attention.core.parameters import Device, draw_normal, reset_submodules
 from kernel_attention.errors import InputError, require_positive, require_probability, unknown
+from kernel_attention.limits import require_parameters
 from kernel_attention.mechanisms import AttentionSpec
-from kernel_attention.memory_limit import require_parameters
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
 from kernel_attention.tensors.dropout import Dropout
 

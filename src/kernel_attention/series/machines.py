@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernel_attention.series import deadline as clock
+from kernel_attention import limits as clock
+from kernel_attention.limits import Deadline
 from kernel_attention.series.closed_form import (
     ELASTIC,
     MOST_STEPS,
@@ -23,7 +24,6 @@ from kernel_attention.series.closed_form import (
     ClosedForm,
     make_view,
 )
-from kernel_attention.series.deadline import Deadline
 from kernel_attention.series.elastic import MOST_REFERENCES
 from kernel_attention.series.splits import SequenceSplit, Standardizer
 from kernel_attention.series.views import View

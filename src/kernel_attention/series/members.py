@@ -11,10 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.memory_limit import require_memory
+from kernel_attention.limits import Deadline, now, require_memory
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.series.closed_form import fit_readout
-from kernel_attention.series.deadline import Deadline, now
 from kernel_attention.series.outputs import predict_outputs
 from kernel_attention.series.rocket_features import (
     FITTED_CASES,

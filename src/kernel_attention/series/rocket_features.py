@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.limits import Deadline, now
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.rocket_stem import RocketStem, cases_at_once
 from kernel_attention.models.sequence import SequenceEncoder
 from kernel_attention.series.augmentation import augment_unscaled
-from kernel_attention.series.deadline import Deadline, now
 from kernel_attention.series.splits import SequenceSplit, Standardizer, make_loader
 from kernel_attention.tensors.pooling import pool_mask
 

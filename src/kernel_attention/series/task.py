@@ -7,9 +7,9 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kernel_attention.limits import now
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.series.augmentation import augment, augment_unscaled, mix_series
-from kernel_attention.series.deadline import now
 from kernel_attention.series.rocket_features import OnFeatures
 from kernel_attention.series.settings import SeriesTraining
 from kernel_attention.series.splits import Batch

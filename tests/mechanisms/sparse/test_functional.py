@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from kernel_attention import InputError, SupportVectorAttention, memory_limit
+from kernel_attention import InputError, SupportVectorAttention, limits
 from kernel_attention.functional import SparsePattern, sparse_attention, sparse_mask
 from kernel_attention.tensors.blocks import softmax_over_blocks
 from kernel_attention.tensors.pooling import pool, pool_mask, running_pool
@@ -99,7 +99,7 @@ def test_auto_keeps_to_the_form_with_fewer_logits(pattern):
 
 
 def test_a_mask_beyond_the_limit_is_refused_before_it_is_made(monkeypatch):
-    monkeypatch.setenv(memory_limit.VARIABLE, "0.001")
+    monkeypatch.setenv(limits.VARIABLE, "0.001")
     q = torch.randn(1, 1, 600, WIDTH)
     with pytest.raises(InputError, match=r"stride=500 over 600 queries and 600 keys would take .* GiB"):
         sparse_attention(q, q, q, SparsePattern("strided", 500))

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from kernel_attention.errors import InputError
-from kernel_attention.notes import notes_on_stderr
 from kernel_attention_lab.arguments import parse
 from kernel_attention_lab.cli.comparisons import bench_command, reproduce_command, sweep_command
 from kernel_attention_lab.cli.conversion import convert_command
@@ -34,6 +33,7 @@ from kernel_attention_lab.cli.runs import (
 )
 from kernel_attention_lab.cli.training import init_command, train_command
 from kernel_attention_lab.extras import install_hint
+from kernel_attention_lab.notes import notes_on_stderr
 from kernel_attention_lab.plugins import load_plugins, require_plugins
 
 __all__ = ["main"]

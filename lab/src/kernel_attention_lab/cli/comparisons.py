@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel_attention.errors import InputError, writing
+from kernel_attention.errors import InputError, note, writing
 from kernel_attention.files import write_text_atomically
-from kernel_attention.notes import note
 from kernel_attention_lab.cli.progress import progress
 from kernel_attention_lab.options import Bench, Reproduce, Sweep
 from kernel_attention_lab.plugins import load_plugins, require_plugins

@@ -86,7 +86,7 @@ def init_command(options: Init) -> int:
 
 def _recipe_for_series(given: dict[str, Any], data_root: str | None, name: str) -> str:
     """The text of a recipe for the file of series among the given keys, or for one to be filled in."""
-    from kernel_attention.notes import note
+    from kernel_attention.errors import note
     from kernel_attention.series.files.step_columns import is_step
     from kernel_attention_lab.runs.template import recipe_template
     from kernel_attention_lab.tasks.time_series import Recipe, load_data

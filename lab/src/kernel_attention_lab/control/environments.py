@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kernel_attention.errors import InputError
-from kernel_attention.notes import note_once
+from kernel_attention.errors import InputError, note_once
 from kernel_attention_lab.data.decisions.sets import check_environment_name
 from kernel_attention_lab.extras import install_hint
 

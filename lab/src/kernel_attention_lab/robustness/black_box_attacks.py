@@ -11,8 +11,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.errors import note
 from kernel_attention.fields import Count, Positive
-from kernel_attention.notes import note
 from kernel_attention_lab.robustness.image_attack import Bounds, ImageAttack, require_classes
 
 

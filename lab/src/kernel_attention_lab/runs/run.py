@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, note_once
 from kernel_attention.files import is_unfinished, remove_unfinished
-from kernel_attention.notes import note_once
 from kernel_attention.training.checkpoint import check_checkpoint
 from kernel_attention.training.loop import check_trainer, fit
 from kernel_attention.training.processes import (

@@ -15,13 +15,13 @@ from typing import Any
 
 from optuna.trial import Trial, TrialState
 
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, note
 from kernel_attention.files import is_unfinished
-from kernel_attention.notes import note, notes_on_stderr
 from kernel_attention.training.loop import check_trainer
 from kernel_attention_lab.child_process import stop_with_parent
 from kernel_attention_lab.extras import install_hint
 from kernel_attention_lab.lock import HeldByAnother
+from kernel_attention_lab.notes import notes_on_stderr
 from kernel_attention_lab.plugins import load_plugins, loaded_plugins
 from kernel_attention_lab.run_folder import RunFolder
 from kernel_attention_lab.runs.launch import with_precision

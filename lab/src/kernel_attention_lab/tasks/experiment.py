@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from kernel_attention.core.sharding import require_shardable
 from kernel_attention.errors import InputError
-from kernel_attention.memory_limit import require_memory
+from kernel_attention.limits import require_memory
 from kernel_attention_lab.tasks.recipe import BaseRecipe
 
 if TYPE_CHECKING:

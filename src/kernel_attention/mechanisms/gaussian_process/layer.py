@@ -10,6 +10,7 @@ from kernel_attention.core.parameters import Device, TensorLinear, draw_orthogon
 from kernel_attention.core.penalized import OBJECTIVE_BOUND, PenalizedAttention, checked_bound
 from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import require_positive, require_weight
+from kernel_attention.limits import require_parameters
 from kernel_attention.mechanisms.gaussian_process.functional import (
     Distribution,
     SparsePosterior,
@@ -28,7 +29,6 @@ from kernel_attention.mechanisms.primal.functional import (
     scores_energy,
 )
 from kernel_attention.mechanisms.primal.scored_layer import ScoredAttention
-from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.features.feature_maps import FeatureMap, get_feature_map
 from kernel_attention.tensors.statistics import (
     exactly,

@@ -13,6 +13,7 @@ from kernel_attention.core.parameters import Device, can_join, joint_heads
 from kernel_attention.core.query_key_value import identity_values
 from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import InputError, require_positive, require_probability, unknown
+from kernel_attention.limits import require_parameters
 from kernel_attention.mechanisms.kernel_pca.cpu import FUSED
 from kernel_attention.mechanisms.kernel_pca.functional import (
     CONVENTIONS,
@@ -30,7 +31,6 @@ from kernel_attention.mechanisms.kernel_pca.steps import (
     pursuit_in_few_launches,
 )
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
-from kernel_attention.memory_limit import require_parameters
 
 _SCALINGS = ("symmetric", "matrix")
 _ENGINES: tuple[Engine[PursuitCall, Tensor], ...] = (TRITON, FUSED)

@@ -12,7 +12,7 @@ from kernel_attention.core.calls import Objective
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.parameters import Device, TensorLinear, can_join, joint_linear
 from kernel_attention.errors import InputError
-from kernel_attention.memory_limit import require_parameters
+from kernel_attention.limits import require_parameters
 from kernel_attention.tensors.multilinear.kernel_tensors import cubemax_kernel
 
 _LARGEST_ORDER = 16  # torch's kernels take some twenty dimensions, and an einsum two letters for a mode

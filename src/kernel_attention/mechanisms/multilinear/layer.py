@@ -22,6 +22,7 @@ from kernel_attention.core.parameters import (
 from kernel_attention.core.penalized import OBJECTIVE_BOUND, PenalizedAttention, checked_bound
 from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import InputError, require_positive, unknown
+from kernel_attention.limits import require_parameters
 from kernel_attention.mechanisms.multilinear.base_layer import ReadsModes
 from kernel_attention.mechanisms.multilinear.cpu import (
     FUSED,
@@ -45,7 +46,6 @@ from kernel_attention.mechanisms.multilinear.gpu import (
     objective_launches,
 )
 from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
-from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.features.feature_maps import (
     FeatureMapSpec,
     frobenius,

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import InputError, require_positive
+from kernel_attention.limits import require_parameters
 from kernel_attention.mechanisms.multilinear.base_layer import ReadsModes
 from kernel_attention.mechanisms.multilinear.dual_layer import check_kernel_size
-from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.multilinear.kernel_tensors import cubemax_kernel
 from kernel_attention.tensors.multilinear.unfoldings import project_modes, unfold
 from kernel_attention.tensors.padding import compaction, first_rows

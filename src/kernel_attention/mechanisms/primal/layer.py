@@ -23,6 +23,7 @@ from kernel_attention.core.parameters import (
 from kernel_attention.core.penalized import OBJECTIVE_BOUND, checked_bound
 from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import require_positive, require_weight, unknown
+from kernel_attention.limits import require_parameters
 from kernel_attention.mechanisms.nested_objective.functional import (
     KernelGrams,
     kernel_grams,
@@ -44,7 +45,6 @@ from kernel_attention.mechanisms.primal.one_pass import (
     primal_operations,
 )
 from kernel_attention.mechanisms.primal.scored_layer import ScoredAttention
-from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine, get_feature_map, identity
 from kernel_attention.tensors.statistics import mean_or_zero, num_real, running_mean
 from kernel_attention.tensors.unit_rows import unit_by_head

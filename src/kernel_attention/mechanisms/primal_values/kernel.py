@@ -15,12 +15,12 @@ from kernel_attention.core.kernel import AttentionKernel
 from kernel_attention.core.parameters import Device, draw_orthogonal, reset_submodules
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import InputError
+from kernel_attention.limits import require_parameters
 from kernel_attention.mechanisms.linear.decoding import RunningSum, linear_step, read_sum
 from kernel_attention.mechanisms.primal.functional import PrimalScores
 from kernel_attention.mechanisms.primal_values.functional import Readout, primal_value_attention
 from kernel_attention.mechanisms.regression.decoding import RidgeMemory, read_ridge, ridge_step
 from kernel_attention.mechanisms.regression.layer import inverse_softplus
-from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.affine import product_dtype, wide
 from kernel_attention.tensors.features.feature_maps import (
     FeatureMapSpec,

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError, require_positive, unknown
+from kernel_attention.limits import require_memory
 from kernel_attention.mechanisms.sparse.blocked import blocked_attention
-from kernel_attention.memory_limit import require_memory
 from kernel_attention.tensors.blocks import block_causal_attention, softmax_over_blocks
 from kernel_attention.tensors.padding import is_exporting
 from kernel_attention.tensors.softmax.attention import fused_attention
@@ -121,7 +121,7 @@ def sparse_attention(
 
     Raises:
         InputError: for a form that is not defined, or a mask beyond the limit of
-            ``kernel_attention.memory_limit``.
+            ``kernel_attention.limits``.
     """
     if impl not in IMPLEMENTATIONS:
         raise unknown("impl", impl, IMPLEMENTATIONS)

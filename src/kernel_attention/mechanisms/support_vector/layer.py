@@ -14,6 +14,7 @@ from kernel_attention.core.parameters import Device, TensorLinear
 from kernel_attention.core.query_key_value import QueryKeyValueAttention, identity_values
 from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import InputError, require_probability, unknown
+from kernel_attention.limits import require_parameters
 from kernel_attention.mechanisms.softmax.kernel import SoftmaxKernel
 from kernel_attention.mechanisms.support_vector.decoding import (
     HeadsState,
@@ -37,7 +38,6 @@ from kernel_attention.mechanisms.support_vector.head_groups import (
 )
 from kernel_attention.mechanisms.support_vector.kernels import KernelSpec, attention_kernel
 from kernel_attention.mechanisms.support_vector.token_convolution import ConvWeights, token_convolution
-from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.convolution import last_rows
 from kernel_attention.tensors.pooling import Pooling, pool, pool_mask, running_pool
 from kernel_attention.tensors.statistics import accumulation_dtype

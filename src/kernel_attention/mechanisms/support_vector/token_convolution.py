@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kernel_attention.core.parameters import Device
 from kernel_attention.errors import InputError, require_positive, unknown
-from kernel_attention.memory_limit import require_parameters
+from kernel_attention.limits import require_parameters
 from kernel_attention.tensors.convolution import convolve_grid, convolve_sequence
 from kernel_attention.tensors.padding import zero_padding
 

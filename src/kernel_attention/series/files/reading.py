@@ -18,7 +18,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.memory_limit import require_memory
+from kernel_attention.limits import require_memory
 from kernel_attention.series.files.layouts import SeriesColumns, read_series_table, require_target
 from kernel_attention.series.files.order_keys import as_number
 from kernel_attention.series.files.tables import TABLES

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.errors import InputError
-from kernel_attention.memory_limit import require_memory
+from kernel_attention.limits import require_memory
 from kernel_attention.tensors.statistics import without_autocast
 
 _BYTES_OF_MONOMIAL = 64  # for each of its factors, while the table is made

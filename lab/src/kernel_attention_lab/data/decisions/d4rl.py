@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kernel_attention.errors import InputError, require_file
-from kernel_attention.memory_limit import require_memory
+from kernel_attention.limits import require_memory
 from kernel_attention_lab.data.decisions.episodes import Episode, Episodes, join_episodes
 from kernel_attention_lab.data.decisions.sets import check_environment_name
 

@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from kernel_attention.errors import InputError, nearest, require_file
+from kernel_attention.errors import InputError, nearest, note, require_file
 from kernel_attention.files import expand_home
-from kernel_attention.memory_limit import require_memory
-from kernel_attention.notes import note
+from kernel_attention.limits import require_memory
 from kernel_attention_lab.data.archive import DatasetInfo
 from kernel_attention_lab.data.decisions.episodes import Episode, Episodes, join_episodes
 from kernel_attention_lab.data.fetching import require_download

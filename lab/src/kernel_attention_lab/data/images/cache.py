@@ -19,9 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, note, note_once
 from kernel_attention.files import cache_folder
-from kernel_attention.notes import note, note_once
 from kernel_attention_lab.data.fetching import made_once
 from kernel_attention_lab.data.images.decoding import decode_images
 from kernel_attention_lab.data.images.files import IMAGE_SUFFIXES, file_stamps

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from kernel_attention.errors import InputError
-from kernel_attention.memory_limit import require_memory
+from kernel_attention.limits import require_memory
 from kernel_attention_lab.child_process import process_pool
 from kernel_attention_lab.extras import install_hint
 

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernel_attention.errors import InputError, nearest
+from kernel_attention.errors import InputError, nearest, note
 from kernel_attention.files import expand_home
-from kernel_attention.notes import note
 from kernel_attention_lab.data.archive import DatasetInfo, resolve_root
 from kernel_attention_lab.data.images.cache import Part, cached_parts
 from kernel_attention_lab.data.images.files import ARCHIVE_SUFFIXES

@@ -13,10 +13,9 @@ from typing import IO, NamedTuple, overload
 
 import numpy as np
 
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, note, note_once
 from kernel_attention.files import cache_folder
-from kernel_attention.memory_limit import require_memory
-from kernel_attention.notes import note, note_once
+from kernel_attention.limits import require_memory
 from kernel_attention_lab.data.images.cache import cache_name, cached_folder
 from kernel_attention_lab.data.images.decoding import decode_image
 from kernel_attention_lab.data.images.files import read_files, read_images

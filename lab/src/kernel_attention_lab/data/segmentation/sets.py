@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kernel_attention.errors import InputError
-from kernel_attention.notes import note
+from kernel_attention.errors import InputError, note
 from kernel_attention_lab.data.images.sets import locate_images
 from kernel_attention_lab.data.segmentation.cache import Pairs, cached_pairs
 from kernel_attention_lab.data.segmentation.label_maps import VOID

@@ -12,8 +12,7 @@ from typing import Literal
 import numpy as np
 
 from kernel_attention.containers import is_missing
-from kernel_attention.errors import InputError
-from kernel_attention.notes import note_once
+from kernel_attention.errors import InputError, note_once
 from kernel_attention.series import SequenceSplit, stratified_split
 from kernel_attention.series.files import SERIES_FILES, SeriesColumns, SeriesFile
 from kernel_attention.series.files.layouts import require_target

@@ -1,12 +1,16 @@
-"""One limit for the memory of a single layer or call, checked before anything is allocated.
+"""One limit for the memory of a single layer or call, checked before anything is allocated; and deadlines.
 
 The limit is half of the memory that this process may use: that of the machine, or of its control group where
 that is less. ``KERNEL_ATTENTION_MEMORY_LIMIT``, in GiB, replaces it.
 """
 
+from __future__ import annotations
+
 import functools
+import math
 import os
 import sys
+import time
 from pathlib import Path
 
 from kernel_attention.errors import InputError
@@ -124,3 +128,36 @@ def _gib(size: int) -> str:
 
 def _number(count: int) -> str:
     return f"{count:,}" if count < 10**15 else f"2^{count.bit_length() - 1}"
+
+
+def now() -> float:
+    """Seconds of a clock that never goes back."""
+    return time.monotonic()
+
+
+class Deadline:
+    """A number of seconds from now on.
+
+    Args:
+        seconds: None: without end.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._end = math.inf if seconds is None else now() + seconds
+
+    @property
+    def is_set(self) -> bool:
+        """True where the time has an end."""
+        return self._end < math.inf
+
+    def left(self) -> float:
+        """Seconds that are left, at least 0."""
+        return max(self._end - now(), 0.0)
+
+    def part(self, share: float, reserve: float = 0.0) -> Deadline:
+        """The end of this share of the seconds that are left without a reserve."""
+        return Deadline(max(self.left() - reserve, 0.0) * share if self.is_set else None)
+
+    def fits(self, seconds: float) -> bool:
+        """True where work of so many seconds ends in time."""
+        return seconds <= self.left()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kernel_attention as ka
-from kernel_attention import InputError, memory_limit
+from kernel_attention import InputError, limits
 
 TOO_LARGE = {
     "primal, rank": ("primal", {"rank": 10**7}, ["rank=10000000", "lower rank, rank_multiplier or max_len"]),
@@ -44,7 +44,7 @@ def test_a_layer_that_no_machine_holds_is_refused_in_one_line(name, peak_memory)
     with pytest.raises(InputError) as error:
         ka.create_attention(mechanism, **({"embed_dim": 512, "num_heads": 8} | options))
     message = str(error.value)
-    for word in [*words, "GiB", memory_limit.VARIABLE]:
+    for word in [*words, "GiB", limits.VARIABLE]:
         assert word in message, message
     assert "\n" not in message
     assert peak_memory() - before < 2**28, "something of that size was built"
@@ -61,15 +61,15 @@ def test_an_order_that_torch_has_no_tensors_for_is_refused():
 
 
 def test_the_variable_moves_the_limit_both_ways(monkeypatch):
-    monkeypatch.setenv(memory_limit.VARIABLE, "0.001")
+    monkeypatch.setenv(limits.VARIABLE, "0.001")
     with pytest.raises(InputError, match=r"more than the limit of 0.00 GiB; lower embed_dim"):
         ka.create_attention("softmax", 512, 8)
-    monkeypatch.setenv(memory_limit.VARIABLE, "1e9")
-    memory_limit.require_parameters("anything", 10**15, "nothing")
+    monkeypatch.setenv(limits.VARIABLE, "1e9")
+    limits.require_parameters("anything", 10**15, "nothing")
     for wrong in ("", "much", "0", "-3", "nan"):
-        monkeypatch.setenv(memory_limit.VARIABLE, wrong)
+        monkeypatch.setenv(limits.VARIABLE, wrong)
         with pytest.raises(InputError, match="must be a positive number of GiB"):
-            memory_limit.memory_limit()
+            limits.memory_limit()
 
 
 def test_the_limit_is_half_of_what_the_narrowest_control_group_has(tmp_path, monkeypatch):
@@ -80,16 +80,16 @@ def test_the_limit_is_half_of_what_the_narrowest_control_group_has(tmp_path, mon
         (tmp_path / name).write_text(text + "\n")
     listing = tmp_path / "cgroup"
     listing.write_text("12:cpu,memory:/a\n3:pids:/a/b\n0::/a/b\n")
-    limits = memory_limit._group_limits(listing, tmp_path)
-    assert sorted(limits) == [3000, 4000, 5000, 9223372036854771712]
-    assert memory_limit._group_limits(tmp_path / "none", tmp_path) == []
-    monkeypatch.delenv(memory_limit.VARIABLE, raising=False)
-    monkeypatch.setattr(memory_limit, "_usable_memory", lambda: 3000)
-    assert memory_limit.memory_limit() == 1500
-    monkeypatch.setattr(memory_limit, "_usable_memory", lambda: None)
-    memory_limit.require_memory("a system that does not say", 10**30, "nothing")
+    found = limits._group_limits(listing, tmp_path)
+    assert sorted(found) == [3000, 4000, 5000, 9223372036854771712]
+    assert limits._group_limits(tmp_path / "none", tmp_path) == []
+    monkeypatch.delenv(limits.VARIABLE, raising=False)
+    monkeypatch.setattr(limits, "_usable_memory", lambda: 3000)
+    assert limits.memory_limit() == 1500
+    monkeypatch.setattr(limits, "_usable_memory", lambda: None)
+    limits.require_memory("a system that does not say", 10**30, "nothing")
 
 
 def test_a_size_beyond_every_float_is_still_named():
     with pytest.raises(InputError, match=r"2\^\d+ GiB"):
-        memory_limit.require_parameters("anything", 10**400, "nothing")
+        limits.require_parameters("anything", 10**400, "nothing")
