@@ -30,7 +30,7 @@ from kernel_attention.estimators import AttentionClassifier
 from kernel_attention.series import SequenceSplit
 from kernel_attention.series.closed_form import VIEWS_OF_LENGTHS, fit_temperature
 from kernel_attention.series.machines import fit_closed_form
-from kernel_attention.solvers.stacking import fit_weights
+from kernel_attention.solvers.least_squares_svm import fit_weights
 
 SETS = (
     "ArticularyWordRecognition", "BasicMotions", "FingerMovements", "Handwriting", "JapaneseVowels",

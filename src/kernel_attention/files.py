@@ -38,13 +38,6 @@ def is_unfinished(path: Path) -> bool:
     return re.fullmatch(r"\..+\.[0-9a-f]+\.tmp", path.name) is not None
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Delete the temporary files of killed writes in a folder and its subfolders."""
-    for path in folder.rglob(".*.tmp"):
-        if is_unfinished(path):
-            path.unlink(missing_ok=True)
-
-
 def cache_folder() -> Path:
     """``kernel-attention`` in the user's cache folder: downloads without a data root, compiled kernels.
 

@@ -11,7 +11,7 @@ from kernel_attention.series import machines as module_of
 from kernel_attention.series.closed_form import VIEWS, VIEWS_OF_LENGTHS, ClosedForm, make_view
 from kernel_attention.series.machines import fit_closed_form
 from kernel_attention.solvers import kernel_least_squares_svm, least_squares_svm
-from kernel_attention.solvers.stacking import fit_weights
+from kernel_attention.solvers.least_squares_svm import fit_weights
 
 
 def split_of(n=23, channels=3, steps=41, classes=2, seed=0, lengths=None):

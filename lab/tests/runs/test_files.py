@@ -17,7 +17,7 @@ import torch
 from runs.small_runs import SRC
 
 from kernel_attention.errors import InputError
-from kernel_attention.files import is_unfinished, remove_unfinished, write_atomically
+from kernel_attention.files import is_unfinished, write_atomically
 from kernel_attention.training import checkpoint
 from kernel_attention.training.checkpoint import check_checkpoint, read_state
 from kernel_attention.weights import read_weights, write_weights
@@ -56,7 +56,7 @@ def test_a_killed_write_leaves_the_old_file_and_a_leftover_that_is_cleaned(tmp_p
     assert path.read_text() == "old"
     (leftover,) = set(tmp_path.iterdir()) - {path}
     assert is_unfinished(leftover)
-    remove_unfinished(tmp_path)
+    files.remove_unfinished(tmp_path)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -64,7 +64,7 @@ def test_cleaning_takes_nothing_of_the_users(tmp_path):
     names = [".hidden", ".notes.tmp", "x.12.tmp", "seed-0", ".gitignore"]
     for name in names:
         (tmp_path / name).touch()
-    remove_unfinished(tmp_path)
+    files.remove_unfinished(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 

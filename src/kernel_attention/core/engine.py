@@ -2,12 +2,13 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.tensors.gpu import FLA, FLA_PAYS_FROM, why_no_kernel
 from kernel_attention.tensors.padding import is_exporting
 from kernel_attention.tensors.recompute import only_formulas
 
@@ -60,6 +61,36 @@ class Engine(Protocol[_CallIn, _ResultOut]):
 
     def attend(self, call: _CallIn) -> _ResultOut:
         """The results of the layer."""
+
+
+class CausalKernel:
+    """The base of engines by the kernels of flash-linear-attention for causal attention.
+
+    Their calls have ``num_heads``, ``head_dim``, ``is_causal``, ``is_whole`` and ``packed`` too: see
+    ``LinearCall``.
+    """
+
+    name = FLA
+    shares_sequences = False
+
+    def kernel(self, call: Any) -> str | Unsupported:
+        """The name of the kernel, or why there is none."""
+        raise NotImplementedError
+
+    def why_not(self, call: Any, compiled: bool) -> Unsupported | None:
+        """The reason why it cannot serve the call; None: it can."""
+        if not (call.is_causal and call.is_whole):
+            return Unsupported("its kernel is for causal self-attention without padding")
+        name = self.kernel(call)
+        if isinstance(name, Unsupported):
+            return name
+        sizes, is_packed = (call.num_heads, call.head_dim), call.packed is not None
+        reason = why_no_kernel(name, call.x, *sizes, compiled=compiled, is_packed=is_packed)
+        return None if reason is None else Unsupported(reason)
+
+    def pays_from(self, call: Any, compiled: bool) -> int | Unsupported | None:
+        """The tokens from which ``impl="auto"`` takes it."""
+        return FLA_PAYS_FROM
 
 
 class LayerPlan(NamedTuple):

@@ -27,8 +27,11 @@ from kernel_attention.series.closed_form import (
 from kernel_attention.series.elastic import MOST_REFERENCES
 from kernel_attention.series.splits import SequenceSplit, Standardizer
 from kernel_attention.series.views import View
-from kernel_attention.solvers.least_squares_svm import KernelLeastSquaresSVM, kernel_least_squares_svm
-from kernel_attention.solvers.stacking import fit_weights
+from kernel_attention.solvers.least_squares_svm import (
+    KernelLeastSquaresSVM,
+    fit_weights,
+    kernel_least_squares_svm,
+)
 
 MOST_LANDMARKS = 1024
 """Cases up to which the machines are exact; of more, these many carry the kernel."""

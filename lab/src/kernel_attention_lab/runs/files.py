@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from kernel_attention.files import write_atomically, write_text_atomically
+from kernel_attention.files import is_unfinished, write_atomically, write_text_atomically
 
 _CHECKSUM = "sha256"
 
@@ -49,3 +49,10 @@ def csv_text(rows: list[dict[str, Any]]) -> str:
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write the text of ``csv_text`` by atomic rename."""
     write_text_atomically(path, csv_text(rows))
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Delete the temporary files of killed writes in a folder and its subfolders."""
+    for path in folder.rglob(".*.tmp"):
+        if is_unfinished(path):
+            path.unlink(missing_ok=True)

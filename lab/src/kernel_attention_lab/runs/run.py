@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from kernel_attention.errors import InputError, note_once
-from kernel_attention.files import is_unfinished, remove_unfinished
+from kernel_attention.files import is_unfinished
 from kernel_attention.training.checkpoint import check_checkpoint
 from kernel_attention.training.loop import check_trainer, fit
 from kernel_attention.training.processes import (
@@ -34,7 +34,7 @@ from kernel_attention_lab.lock import LOCK_NAME, locked
 from kernel_attention_lab.provenance import code_revision, processor_name
 from kernel_attention_lab.reporting import write_report
 from kernel_attention_lab.run_folder import is_number, read_json
-from kernel_attention_lab.runs.files import write_arrays, write_json, write_yaml
+from kernel_attention_lab.runs.files import remove_unfinished, write_arrays, write_json, write_yaml
 from kernel_attention_lab.runs.launch import end_with_torchrun, recipe_place, with_precision
 from kernel_attention_lab.runs.loggers import RunLoggers, require_loggers
 from kernel_attention_lab.runs.recorder import RunRecorder, make_recorder

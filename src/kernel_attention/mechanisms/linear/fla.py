@@ -7,18 +7,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from kernel_attention.core.engine import Unsupported
+from kernel_attention.core.engine import CausalKernel, Unsupported
 from kernel_attention.mechanisms.linear.functional import linear_attention
 from kernel_attention.mechanisms.linear.joint import has_linear_pass
 from kernel_attention.tensors.affine import product_dtype
 from kernel_attention.tensors.features.feature_maps import FeatureMap, features_in_range
-from kernel_attention.tensors.gpu import (
-    FLA,
-    FLA_PAYS_FROM,
-    find_kernel,
-    run_kernel,
-    why_no_kernel,
-)
+from kernel_attention.tensors.gpu import find_kernel, run_kernel
 from kernel_attention.tensors.packing import PackedSequences
 from kernel_attention.tensors.statistics import without_autocast
 
@@ -44,25 +38,14 @@ class LinearCall(NamedTuple):
     heads: tuple[Tensor, Tensor, Tensor] | None = None
 
 
-class FlashLinearAttention:
+class FlashLinearAttention(CausalKernel):
     """The kernel for causal linear attention."""
 
-    name = FLA
-    shares_sequences = False
-
-    def why_not(self, call: LinearCall, compiled: bool) -> Unsupported | None:
-        """The reason why it cannot serve the call; None: it can."""
-        if not (call.is_causal and call.is_whole):
-            return Unsupported("its kernel is for causal self-attention without padding")
+    def kernel(self, call: LinearCall) -> str | Unsupported:
+        """The name of the kernel, or why there is none."""
         if not has_linear_pass(call.feature_map):
             return Unsupported("the feature map has another width than a head, or reads the sequence")
-        sizes, is_packed = (call.num_heads, call.head_dim), call.packed is not None
-        reason = why_no_kernel(_KERNEL, call.x, *sizes, compiled=compiled, is_packed=is_packed)
-        return None if reason is None else Unsupported(reason)
-
-    def pays_from(self, call: LinearCall, compiled: bool) -> int | Unsupported | None:
-        """The tokens from which ``impl="auto"`` takes it."""
-        return FLA_PAYS_FROM
+        return _KERNEL
 
     def attend(self, call: LinearCall) -> Tensor:
         """(B, N, h, p)."""

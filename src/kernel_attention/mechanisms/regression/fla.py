@@ -7,17 +7,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from kernel_attention.core.engine import Unsupported
+from kernel_attention.core.engine import CausalKernel
 from kernel_attention.mechanisms.regression.functional import delta_attention
 from kernel_attention.tensors.affine import product_dtype
 from kernel_attention.tensors.features.feature_maps import cosine
-from kernel_attention.tensors.gpu import (
-    FLA,
-    FLA_PAYS_FROM,
-    find_kernel,
-    run_kernel,
-    why_no_kernel,
-)
+from kernel_attention.tensors.gpu import find_kernel, run_kernel
 from kernel_attention.tensors.packing import PackedSequences
 from kernel_attention.tensors.statistics import exactly, without_autocast
 
@@ -42,24 +36,12 @@ class DeltaCall(NamedTuple):
     heads: tuple[Tensor, ...] | None = None
 
 
-class FlashDelta:
+class FlashDelta(CausalKernel):
     """The kernels for the causal delta rule."""
 
-    name = FLA
-    shares_sequences = False
-
-    def why_not(self, call: DeltaCall, compiled: bool) -> Unsupported | None:
-        """The reason why it cannot serve the call; None: it can."""
-        if not (call.is_causal and call.is_whole):
-            return Unsupported("its kernel is for causal self-attention without padding")
-        name, is_packed = _KERNELS[call.gated], call.packed is not None
-        sizes = call.num_heads, call.head_dim
-        reason = why_no_kernel(name, call.x, *sizes, compiled=compiled, is_packed=is_packed)
-        return None if reason is None else Unsupported(reason)
-
-    def pays_from(self, call: DeltaCall, compiled: bool) -> int | Unsupported | None:
-        """The tokens from which ``impl="auto"`` takes it."""
-        return FLA_PAYS_FROM
+    def kernel(self, call: DeltaCall) -> str:
+        """The name of the kernel."""
+        return _KERNELS[call.gated]
 
     def attend(self, call: DeltaCall) -> Tensor:
         """(B, N, h, p)."""
