@@ -88,29 +88,22 @@ def test_a_fit_predicts_new_cases_and_its_weights_name_the_views():
     assert (fit.module.predict(other.sequences).argmax(dim=1).numpy() == other.targets).mean() > 0.85
 
 
-def test_the_output_is_a_linear_map_of_features_that_are_bounded_by_a_ball():
+def test_the_output_is_a_linear_map_of_the_features():
     split = split_of(n=9)
     fit = fit_closed_form(split, 2, 41, views=("spectrum",))
     module = fit.module
     features = module.rows("spectrum", split.sequences)
-    centred = (features - module.spectrum_mean) * module.spectrum_factor
-    lengths = centred.norm(dim=1)
-    torch.testing.assert_close(lengths.square().mean(), torch.tensor(1.0))
-    assert lengths.min() < 1 < lengths.max()
-    bounded = torch.where(lengths[:, None] > 1, centred / lengths[:, None], centred)
-    outputs = bounded @ module.spectrum_weight + module.intercept
+    outputs = (features - module.spectrum_mean) @ module.spectrum_weight + module.intercept
     torch.testing.assert_close(module.predict(split.sequences), outputs)
 
 
 @pytest.mark.parametrize("scale", [1e2, 1e8, 1e30])
-def test_no_series_gets_more_from_a_view_than_the_length_of_its_weights(scale):
-    split = split_of(n=40)
-    module = fit_closed_form(split, 2, 41).module
-    most = sum(getattr(module, f"{name}_weight").norm(dim=0) for name in module.views)
+def test_a_series_of_any_size_has_outputs_of_its_own(scale):
+    module = fit_closed_form(split_of(n=40), 2, 41).module
     strange = np.full((41, 3), scale, np.float32)
     strange[::7] *= -1
     outputs = module.predict([strange, np.zeros_like(strange)])
-    assert ((outputs - module.intercept).abs() <= 1.001 * most).all()
+    assert outputs.isfinite().all()
     assert len(outputs.unique()) == 4  # none was replaced as no number
 
 
@@ -121,7 +114,7 @@ def test_beyond_the_landmarks_the_fit_is_nearly_the_exact_one(monkeypatch):
     assert (outputs.argmax(dim=1).numpy() == other.targets).mean() > 0.85
 
 
-@pytest.mark.parametrize("name", [*VIEWS_OF_LENGTHS, "competing", "shapes"])
+@pytest.mark.parametrize("name", [*VIEWS_OF_LENGTHS, "competing", "segments"])
 @pytest.mark.parametrize(("channels", "steps"), [(1, 1), (1, 2), (2, 7), (5, 83), (40, 11)])
 def test_a_view_gives_finite_features_for_any_form_of_series(name, channels, steps):
     view = make_view(name, channels, steps)
@@ -248,7 +241,7 @@ def test_a_module_of_an_earlier_release_stretches_its_series():
     x = torch.randn(5, 29, 3)
     stretched = torch.nn.functional.interpolate(x.mT, size=41, mode="linear", align_corners=True)
     assert torch.equal(module.resampled(x), stretched)
-    assert module.options == options | {"sizes": {}, "rate": None, "bounded": False}
+    assert module.options == options | {"sizes": {}, "rate": None}
 
 
 def test_two_cases_a_class_are_enough():

@@ -66,9 +66,9 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
             training cases in closed form. Its leave-one-out predictions choose its penalty and temperature.
         max_len: longest sequence that the model takes whole; None: the longest training sequence.
         closed_form: whether least-squares SVMs on views of the series answer too: random convolutions, of the
-            whole series and of its segments, competing kernels, quantiles of intervals, spectra and
-            covariances of the channels, and for up to 512 cases time-warped distances. Where lengths differ,
-            each series is read at its own pace, and its length counts too. They are solved in closed form.
+            whole series, competing kernels, shapelets, quantiles of intervals, spectra and covariances of the
+            channels, and for up to 512 cases time-warped distances. Where lengths differ, each series is read
+            at its own pace, and its length counts too. They are solved in closed form.
             Members, which then train on at most 4096 cases, join them with the share that held-out cases
             favour, ``member_weight_``. False: the members alone.
         n_estimators: members of the ensemble, which differ in their seeds. Their outputs are averaged.

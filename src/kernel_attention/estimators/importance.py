@@ -13,7 +13,7 @@ from torch import Tensor
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.rocket_stem import RocketStem
 from kernel_attention.series.closed_form import ClosedForm
-from kernel_attention.series.views import Hydra, RandomConvolutions
+from kernel_attention.series.views import Hydra, RandomConvolutions, Shapelets
 from kernel_attention.training.modes import in_plain_modes
 
 _POWER = 4
@@ -90,7 +90,7 @@ def integrated_gradients(
     exact = [(copy.deepcopy(model).double().eval(), weight) for model, weight in parts]
     for model, _ in exact:
         for module in model.modules():
-            if isinstance(module, RocketStem | RandomConvolutions | Hydra) and nodes > 1:
+            if isinstance(module, RocketStem | RandomConvolutions | Hydra | Shapelets) and nodes > 1:
                 module.ramp = _RampAlongLine.apply
             if isinstance(module, Hydra):
                 module.unit, module.root = _of_the_last, _RootAlongLine.apply

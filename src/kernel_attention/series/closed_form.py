@@ -101,14 +101,14 @@ def fit_temperature(logits: Tensor, targets: Tensor) -> float:
     return float(torch.tensor((low + high) / 2, dtype=torch.float32).double().exp())
 
 
-VIEWS = ("spectrum", "quantiles", "rocket", "convolutions", "segments", "hydra", "shapelets", "elastic")
+VIEWS = ("spectrum", "quantiles", "rocket", "convolutions", "shapelets", "hydra", "elastic", "shapes")
 """Where the time is short, the last ones are made smaller or left out."""
 VIEWS_OF_LENGTHS = ("duration", *VIEWS, "stretched_convolutions")
 """Where series have different lengths."""
 MOST_STEPS = 4096
 """Of a series that the views read; a longer one is resampled."""
 ELASTIC = ("elastic", "shapes")
-"""Views by distances to training series; earlier releases have the second."""
+"""Views by distances to training series."""
 
 _STRETCHED = "stretched_"
 _CELLS_AT_ONCE = 2**19  # of 84 convolved series: they stay near the processor
@@ -127,12 +127,9 @@ class ClosedForm(nn.Module):
         sizes: of the views that are smaller than 1, by name; see ``make_view``.
         rate: steps that the views read for every step of a series, at most ``MOST_STEPS`` of a whole one;
             None: every series is resampled to N, linearly in time.
-        bounded: whether the features z of a view are divided by max(1, |z|), so that no series, however
-            strange, gets more from a view than the length of its weights. Earlier releases have False.
     """
 
-    rate: float | None = None  # these two also of an object that an earlier release pickled
-    bounded = False
+    rate: float | None = None  # also of an object that an earlier release pickled
 
     input_mean: Tensor
     input_std: Tensor
@@ -146,10 +143,9 @@ class ClosedForm(nn.Module):
         views: Sequence[str] = VIEWS,
         sizes: Mapping[str, float] | None = None,
         rate: float | None = None,
-        bounded: bool = False,
     ) -> None:
         super().__init__()
-        self.length, self.rate, self.bounded = length, rate, bounded
+        self.length, self.rate = length, rate
         self.sizes = dict(sizes or {})
         made = {name: make_view(name, in_features, length, self.sizes.get(name, 1.0)) for name in views}
         self.views = nn.ModuleDict(made)
@@ -158,8 +154,6 @@ class ClosedForm(nn.Module):
         self.register_buffer("intercept", torch.zeros(num_outputs, dtype=torch.float32))
         for name, view in made.items():
             self.register_buffer(f"{name}_mean", torch.zeros(view.num_features, dtype=torch.float32))
-            if bounded:
-                self.register_buffer(f"{name}_factor", torch.ones(view.num_features, dtype=torch.float32))
             self.register_buffer(
                 f"{name}_weight", torch.zeros(view.num_features, num_outputs, dtype=torch.float32)
             )
@@ -179,21 +173,12 @@ class ClosedForm(nn.Module):
         features: Tensor = self.views[name](series)
         return features.clamp(-_LARGEST_FEATURE, _LARGEST_FEATURE)
 
-    def scaled(self, name: str, features: Tensor) -> Tensor:
-        """What the weights of a view multiply, of its features (B, F)."""
-        features = features - getattr(self, f"{name}_mean").to(features)
-        if not self.bounded:
-            return features
-        features = features * getattr(self, f"{name}_factor").to(features)
-        return features / features.norm(dim=-1, keepdim=True).clamp_min(1.0)
-
     @property
     def options(self) -> dict[str, Any]:
         """The arguments that make a module of this form."""
         channels, outputs = len(self.input_mean), len(self.intercept)
         options = {"in_features": channels, "num_outputs": outputs, "length": self.length}
-        views = {"views": list(self.views), "sizes": getattr(self, "sizes", {})}
-        return options | views | {"rate": self.rate, "bounded": self.bounded}
+        return options | {"views": list(self.views), "sizes": getattr(self, "sizes", {}), "rate": self.rate}
 
     def view(self, name: str) -> View:
         """The view of this name."""
@@ -209,8 +194,8 @@ class ClosedForm(nn.Module):
         """(B, c, n) of ``resampled`` -> (B, k)."""
         total = self.intercept.to(series)
         for name in self.views:
-            weight = getattr(self, f"{name}_weight").to(series)
-            total = total + self.scaled(name, self.features(name, series)) @ weight
+            mean, weight = getattr(self, f"{name}_mean"), getattr(self, f"{name}_weight")
+            total = total + (self.features(name, series) - mean.to(series)) @ weight.to(series)
         return total
 
     @torch.no_grad()
@@ -247,7 +232,7 @@ class ClosedForm(nn.Module):
 
 
 def make_view(name: str, channels: int, length: int, size: float = 1.0) -> View:
-    """A view of ``VIEWS``, or of an earlier release ("competing", "shapes"), for series of this form.
+    """A view of ``VIEWS``, or of an earlier release ("competing", "segments"), for series of this form.
 
     Of its kernels, levels of intervals or references, it has the part ``size``. "stretched_..." is a view of
     series that are resampled to N.

@@ -75,10 +75,10 @@ def fit_closed_form(
 ) -> ClosedFormFit:
     """Fit a least-squares SVM on every view and one on all of them, and stack them.
 
-    A kernel is the linear one of standardised and bounded features. The penalty of a machine is the one with
-    the smallest squared error of left-out cases. The machines' weights are those of ``fit_weights`` for their
-    predictions for left-out cases. Beyond 1,024 cases, a random choice of so many are the landmarks of
-    Nystrom's features, so that time and memory grow linearly with n.
+    A kernel is the linear one of standardised features. The penalty of a machine is the one with the smallest
+    squared error of left-out cases. The machines' weights are those of ``fit_weights`` for their predictions
+    for left-out cases. Beyond 1,024 cases, a random choice of so many are the landmarks of Nystrom's
+    features, so that time and memory grow linearly with n.
 
     Args:
         split: the training cases. Where their lengths differ, the views read each at its own pace.
@@ -107,7 +107,7 @@ def fit_closed_form(
     for number, name in enumerate(views, start=1):
         say(f"closed form: {name}, view {number} of {len(views)}")
         machines.add(name)
-    say(f"closed form: the machine of {len(machines.rows)} views of {n} cases")
+    say(f"closed form: the machine of {len(machines.kernels)} views of {n} cases")
     machines.add_all()
     return machines.stacked()
 
@@ -129,6 +129,14 @@ class _Objective(NamedTuple):
             wanted = 2.0 * F.one_hot(targets, num_outputs).double() - 1
         weights = None if split.weights is None else torch.as_tensor(split.weights).double()
         return cls(targets, wanted, weights)
+
+
+class _Scaled(NamedTuple):
+    """The scale of a view's features: (x - mean) * factor has the mean squared length 1."""
+
+    mean: Tensor  # (F,)
+    factor: Tensor  # (F,)
+    rows: Tensor  # the features of the landmarks, (m, F)
 
 
 class _Machines:
@@ -171,7 +179,7 @@ class _Machines:
         self.sizes = {name: part for name in views if name in ELASTIC and part < 1}
         self.module = self.module_of(views, self.sizes)
         self.sample = [split.sequences[place] for place in order[:MOST_REFERENCES].tolist()]
-        self.rows: dict[str, Tensor] = {}  # the scaled features of the landmarks, (m, F)
+        self.kernels: dict[str, _Scaled] = {}
         self.machines: dict[str, KernelLeastSquaresSVM] = {}
         self.total: tuple[Tensor, ...] = ()  # the sums of the kernels, float64
         self.seconds_of_machine = 0.0
@@ -179,7 +187,7 @@ class _Machines:
     def module_of(self, views: Sequence[str], sizes: dict[str, float] | None = None) -> ClosedForm:
         """A module of these views, of weight 0."""
         channels, outputs = len(self.scale.mean), self.objective.wanted.size(1)
-        module = ClosedForm(channels, outputs, self.length, views, sizes, self.rate, bounded=True)
+        module = ClosedForm(channels, outputs, self.length, views, sizes, self.rate)
         module.input_mean.copy_(torch.from_numpy(self.scale.mean))
         module.input_std.copy_(torch.from_numpy(self.scale.std))
         return module
@@ -187,11 +195,11 @@ class _Machines:
     def add(self, name: str) -> None:
         """Add a view and the machine on its kernel, as far as the time allows."""
         fitted = self.sample if name in ELASTIC else self.sample[:_FITTED_CASES]
-        if self.deadline.is_set and self.rows and not self._makes_fit(name, len(fitted)):
+        if self.deadline.is_set and self.kernels and not self._makes_fit(name, len(fitted)):
             return
         series = [batch for _, batch in self.module.batches(fitted, len(fitted))]
         self.module.view(name).fit(series, self.generator)
-        kernel = self._kernel(name)
+        self.kernels[name], *kernel = self._kernel(name)
         started = clock.now()
         self.machines[name] = self._machine(*kernel)
         self.seconds_of_machine = clock.now() - started
@@ -203,7 +211,7 @@ class _Machines:
 
     def add_all(self) -> None:
         """Add the machine on the sum of all kernels, as far as the time allows."""
-        if len(self.rows) > 1 and self.deadline.fits(self.seconds_of_machine):
+        if len(self.kernels) > 1 and self.deadline.fits(self.seconds_of_machine):
             self.machines["all"] = self._machine(*self.total)
 
     def stacked(self) -> ClosedFormFit:
@@ -212,7 +220,7 @@ class _Machines:
         together = torch.stack(list(scores.values()))
         weights = fit_weights(together, self.objective.targets, self.objective.weights)
         found = dict(zip(scores, weights.tolist(), strict=True))
-        used = [name for name in self.rows if found[name] or found.get("all")]
+        used = [name for name in self.kernels if found[name] or found.get("all")]
         sizes = {name: size for name, size in self.module.sizes.items() if name in used}
         module = self.module_of(used, sizes)
         module.views = nn.ModuleDict({name: self.module.view(name) for name in used})
@@ -220,11 +228,12 @@ class _Machines:
             if not found[name]:
                 continue
             module.intercept += (found[name] * machine.intercept).float()
-            for member in self.rows if name == "all" else [name]:
-                part = found[name] * self.rows[member].mT @ machine.coefficients.float()
-                getattr(module, f"{member}_weight").add_(part)
-        for scale in (f"{name}_{part}" for name in used for part in ("mean", "factor")):
-            getattr(module, scale).copy_(getattr(self.module, scale))
+            for member in self.kernels if name == "all" else [name]:
+                kernel = self.kernels[member]
+                part = found[name] * kernel.rows.mT @ machine.coefficients.float()
+                getattr(module, f"{member}_weight").add_(part * kernel.factor[:, None])
+        for name in used:
+            getattr(module, f"{name}_mean").copy_(self.kernels[name].mean)
         left_out = (weights[:, None, None] * together).sum(dim=0).float()
         return ClosedFormFit(module.eval(), left_out, found, scores)
 
@@ -246,27 +255,23 @@ class _Machines:
             self.module.views[name] = make_view(name, len(self.scale.mean), self.length, size)
         return True
 
-    def _kernel(self, name: str) -> tuple[Tensor, ...]:
-        """The kernel of a view, (n, n); of landmarks, (n, m) and that of these, (m, m).
-
-        Features are scaled so that their mean squared length is 1, before they are bounded.
-        """
+    def _kernel(self, name: str) -> tuple[Any, ...]:
+        """The scale of a view, and its kernel, (n, n); of landmarks, (n, m) and that of these, (m, m)."""
         rows = self.module.rows(name, self.landmarks)
         deviation, mean = torch.std_mean(rows, dim=0, correction=0)
         if self.module.view(name).is_kernel:
             deviation = deviation.new_full(deviation.shape, float(deviation.square().mean().sqrt()))
         varies = (deviation > _SMALLEST_DEVIATION) & deviation.isfinite()
         factor = torch.where(varies, 1 / deviation.clamp_min(_SMALLEST_DEVIATION), 0.0)
-        setattr(self.module, f"{name}_mean", mean)
-        setattr(self.module, f"{name}_factor", factor / varies.sum().clamp_min(1).sqrt())
-        self.rows[name] = rows = self.module.scaled(name, rows)
+        factor = factor / varies.sum().clamp_min(1).sqrt()
+        scaled = _Scaled(mean, factor, rows.sub_(mean).mul_(factor))
         square = rows @ rows.mT
         if self.others is None:
-            return (square,)
+            return scaled, square
         cross = square.new_empty(len(self.others), len(rows))
         for places, series in self.module.batches(self.others):
-            cross[places] = self.module.scaled(name, self.module.features(name, series)) @ rows.mT
-        return cross, square
+            cross[places] = self.module.features(name, series).sub_(mean).mul_(factor) @ rows.mT
+        return scaled, cross, square
 
     def _machine(self, kernel: Tensor, landmarks: Tensor | None = None) -> KernelLeastSquaresSVM:
         return kernel_least_squares_svm(
